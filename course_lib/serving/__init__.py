@@ -1,0 +1,15 @@
+"""Running a decoder token by token: caches, sampling, generation."""
+
+from .cache import KVCache, RollingCache, new_caches
+from .generate import generate, left_pad
+from .sampling import next_token_probabilities, sample
+
+__all__ = [
+    "KVCache",
+    "RollingCache",
+    "generate",
+    "left_pad",
+    "new_caches",
+    "next_token_probabilities",
+    "sample",
+]

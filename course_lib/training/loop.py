@@ -1,0 +1,54 @@
+"""One training step, with everything that is worth printing about it."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from course_lib.model.checks import require
+
+from .objective import balance_loss, next_token_loss
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step measured before the weights moved. Module 13."""
+
+    cross_entropy: float  # nats a token
+    aux: float  # balance loss, summed over the MoE layers
+    grad_norm: float  # of cross_entropy + aux, over all parameters, before clipping
+
+
+def losses(model, ids: Tensor, targets: Tensor | None = None, alpha: float = 0.01):
+    """Cross-entropy (nats a token) and balance loss of a batch ids (B, T).
+
+    targets (B, T) defaults to ids: the real objective, shifted inside. Module 13."""
+    logits, router_logits = model(ids)
+    cross_entropy = next_token_loss(logits, ids if targets is None else targets)
+    return cross_entropy, balance_loss(model, router_logits, alpha)
+
+
+def training_step(
+    model,
+    optimizer,
+    ids: Tensor,
+    targets: Tensor | None = None,
+    alpha: float = 0.01,
+    max_norm: float | None = None,
+) -> StepReport:
+    """Forward, backward, clip, update; returns what it measured.
+
+    Raises ValueError when the loss is not finite, and leaves the weights as they were.
+    Module 13."""
+    optimizer.zero_grad(set_to_none=True)
+    cross_entropy, aux = losses(model, ids, targets, alpha)
+    loss = cross_entropy + aux
+    require(
+        bool(loss.isfinite()),
+        f"loss={loss.item()} is not finite.",
+        "The weights were not changed: look for a too large learning rate.",
+    )
+    loss.backward()
+    limit = float("inf") if max_norm is None else max_norm
+    grad_norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+    optimizer.step()
+    return StepReport(cross_entropy.item(), aux.item(), grad_norm.item())
