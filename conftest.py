@@ -1,0 +1,3 @@
+"""Load the notebook plugin, for tests/ and notebooks/ alike."""
+
+pytest_plugins = ["tools.nbval_strict"]

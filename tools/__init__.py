@@ -1,0 +1,1 @@
+"""Repository machinery: notebooks built from text, executed, and held to their rules."""
