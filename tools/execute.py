@@ -1,5 +1,6 @@
 """Run a notebook from a fresh kernel, always with the same environment."""
 
+import asyncio
 import os
 from pathlib import Path
 from subprocess import DEVNULL
@@ -44,7 +45,7 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
     client.km = _own_kernel()
     try:
         # The kernel's own stderr holds only notices such as "running over TCP".
-        client.execute(env=kernel_environment(), stderr=DEVNULL)
+        asyncio.run(client.async_execute(env=kernel_environment(), stderr=DEVNULL))
     except CellTimeoutError:
         raise RuntimeError(f"cell {running['id']}: still running after {CELL_SECONDS} s.") from None
     except DeadKernelError:
