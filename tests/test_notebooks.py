@@ -287,6 +287,23 @@ def test_refresh_writes_nothing_after_an_error(tiny, capsys, code, sentence):
     assert (tiny / "01_tiny.ipynb").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("build 02_new", "02_new is neither a notebook nor a source in"),
+        ("adopt", "adopt overwrites sources, so it needs the notebook's name"),
+        ("build notebooks/01_tiny.ipynb", "the cell has no id"),
+    ],
+)
+def test_the_command_line_answers_in_sentences(tiny, command, sentence):
+    (tiny / "src/01_tiny.py").write_text(SOURCE.replace(' id="number"', ""))
+    call = [sys.executable, "-m", "tools.notebooks", "--folder", tiny, *command.split()]
+    run = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert sentence in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 # nbval as make test runs it
 
 

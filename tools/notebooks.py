@@ -121,6 +121,11 @@ def changed_texts(old: NotebookNode, new: NotebookNode) -> list[str]:
     return [cell.id for cell in new.cells if before.get(cell.id, []) != list(texts(cell))]
 
 
+def existing(path: Path) -> bool:
+    """Say whether a notebook or its source is there."""
+    return path.exists() or source_of(path).exists()
+
+
 def stem(argument: str) -> str:
     """Accept 05_rope, notebooks/05_rope.ipynb and notebooks/src/05_rope.py for one notebook."""
     return Path(argument).stem
@@ -134,13 +139,20 @@ def main() -> int:
     parser.add_argument("names", nargs="*", type=stem, metavar="NB")
     parser.add_argument("--folder", type=Path, default=NOTEBOOKS)
     parser.add_argument("--jobs", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.command == "adopt" and not arguments.names:
         parser.error("adopt overwrites sources, so it needs the notebook's name.")
     names = arguments.names or sorted(p.stem for p in (arguments.folder / "src").glob("*.py"))
     if not names:
         parser.error(f"there is no source in {arguments.folder}/src.")
-    return commands[arguments.command](arguments.folder, names, arguments.jobs)
+    missing = [name for name in names if not existing(arguments.folder / f"{name}.ipynb")]
+    if missing:
+        parser.error(f"{missing[0]} is neither a notebook nor a source in {arguments.folder}.")
+    try:
+        return commands[arguments.command](arguments.folder, names, arguments.jobs)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
