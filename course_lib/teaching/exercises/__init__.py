@@ -8,7 +8,9 @@ from importlib import import_module
 from ..exercise import Exercise
 
 EXERCISES = {
+    "rotate_heads": "rope",
     "top_k_routing": "routing",
+    "yarn_frequencies": "rope",
 }
 
 
