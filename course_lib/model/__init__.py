@@ -2,13 +2,14 @@
 
 Read the files in the order of the forward pass:
 
-    config     every size, checked       (parts: the choices; checks: how bad input is refused)
+    config     every size, checked             (position, parts: the choices;
+                                                checks: how bad input is refused)
     decoder    the map: embed, blocks, norm, head  (inputs: what a call may pass)
     norm       RMSNorm
-    attention  grouped-query attention and its core          (mla: the latent variant)
-    rope       positions as rotations                        (masks: who may see whom)
+    attention  grouped-query attention         (mla: the latent variant)
+    rope       positions as rotations          (masks: who may see whom)
     ffn        SwiGLU
-    moe        router and experts
+    moe        router and experts              (capacity: buffers of fixed size)
     tap        where inner tensors can be watched
 
 Axis letters: B batch, T tokens of this call, S tokens attended to (cached + T), N = B T
@@ -18,6 +19,7 @@ F SwiGLU width, E experts, k experts a token, V vocabulary.
 """
 
 from .attention import AttentionCore, GroupedQueryAttention, merge_heads, split_heads
+from .capacity import expert_capacity, keep_within_capacity
 from .config import Config
 from .decoder import Block, ModernDecoder, init_weights
 from .ffn import SwiGLU
@@ -31,7 +33,8 @@ from .masks import (
 from .mla import MultiHeadLatentAttention
 from .moe import MoE, route
 from .norm import RMSNorm
-from .parts import GQA, MLA, NTK, ALiBi, Interpolation, Llama3, Rope, Router, YaRN
+from .parts import GQA, MLA, Router
+from .position import NTK, ALiBi, Interpolation, Llama3, Rope, YaRN
 from .rope import (
     RotaryTable,
     apply_rope,
@@ -66,9 +69,11 @@ __all__ = [
     "apply_rope",
     "causal_mask",
     "document_mask",
+    "expert_capacity",
     "half_split_order",
     "init_weights",
     "inverse_frequencies",
+    "keep_within_capacity",
     "merge_heads",
     "padded_causal_mask",
     "positions_of",

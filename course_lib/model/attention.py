@@ -1,9 +1,9 @@
 """Attention: every token gathers values from the tokens before it.
 
-A variant is a module with `forward(x, cos, sin, cache=None, mask=None)`, `cache_spec()` and
-`score_widths()`.
-`cache.update(k, v)` stores what is new and returns all so far; any object with it will do.
-`mask` is True where a query may see a key; None means causal over the keys there are.
+A variant is a module with `forward(x, cos, sin, cache=None, mask=None)`,
+`cache_spec()` and `score_widths()`. `cache.update(k, v)` stores what is new and returns
+all so far; any object with it will do. `mask` is True where a query may see a key; None
+means causal over the keys there are.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .config import Config
 from .masks import additive, alibi_bias, causal_mask, narrow
 from .norm import RMSNorm
-from .parts import ALiBi
+from .position import ALiBi
 from .rope import rotation
 from .tap import Tap
 
@@ -24,7 +24,8 @@ def softmax_of_allowed(scores: Tensor, sink: Tensor | None = None) -> Tensor:
     """Softmax over keys in float32; a row that may see nothing gives zeros, never NaN.
 
     scores (B, H, T, S). A sink, one logit a head (H,), joins the denominator only, so
-    that the weights sum to less than 1. Source of sinks: gpt-oss, arXiv 2508.10925. Module 10."""
+    that the weights sum to less than 1. Source of sinks: gpt-oss, arXiv 2508.10925.
+    Module 10."""
     scores = scores.float()
     nothing = (scores == -torch.inf).all(-1, keepdim=True)
     scores = scores.masked_fill(nothing, 0)
@@ -40,9 +41,10 @@ class AttentionCore(nn.Module):
 
     q (B, H, T, h), k (B, K, S, h), v (B, K, S, w) to (B, H, T, w). Two forms, equal:
     "sdpa" is torch's fused kernel, "explicit" makes the scores that one can look at.
+    `widths` are the letters of a key's and a value's width in the Taps.
     Source: Vaswani et al., arXiv 1706.03762, equation 1. Module 08."""
 
-    def __init__(self, cfg: Config, scale: float):
+    def __init__(self, cfg: Config, scale: float, widths: tuple = ("h", "h")):
         super().__init__()
         self.scale = scale
         self.window = getattr(cfg.attention, "window", None)
@@ -50,22 +52,22 @@ class AttentionCore(nn.Module):
         self.alibi = isinstance(cfg.position, ALiBi)
         sinks = getattr(cfg.attention, "sinks", False)
         self.sinks = nn.Parameter(torch.zeros(cfg.n_heads)) if sinks else None
-        self.see_k, self.see_v = Tap("B H S h"), Tap("B H S h")
+        self.see_k, self.see_v = (Tap(f"B H S {width}") for width in widths)
         self.see_scores, self.see_weights = Tap("B H T S"), Tap("B H T S")
 
     def bias(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
-        """What is allowed or added, broadcast over (B, H, T, S); None where nothing is."""
-        T, S = q.shape[-2], k.shape[-2]
-        mask = narrow(mask, T, S, self.window)
+        """What is allowed or added, broadcast over (B, H, T, S); None: causal."""
+        H, T, S = q.shape[1], q.shape[-2], k.shape[-2]
+        mask = narrow(mask, T, S, self.window, q.device)
         if self.alibi:
-            slopes = alibi_bias(q.shape[1], T, S).to(q.device, q.dtype)
+            slopes = alibi_bias(H, T, S, q.device).to(q.dtype)
             return slopes if mask is None else slopes + additive(mask, q.dtype)
         if mask is None and T != S and T > 1:  # a chunk after cached tokens
-            mask = causal_mask(T, S).to(q.device)
+            mask = causal_mask(T, S, device=q.device)
         return mask
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None):
-        if self.form == "explicit" or self.sinks is not None:
+        if self.makes_scores:
             return self.explicit(q, k, v, mask)
         bias = self.bias(q, k, mask)
         # is_causal is aligned to the upper left: right only for a square of scores
@@ -74,14 +76,20 @@ class AttentionCore(nn.Module):
             q, k, v, bias, is_causal=square, scale=self.scale, enable_gqa=True
         )
 
+    @property
+    def makes_scores(self) -> bool:
+        """Whether `forward` goes the explicit way, the only one that knows sinks."""
+        return self.form == "explicit" or self.sinks is not None
+
     def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None):
         group = q.shape[1] // k.shape[1]
+        """As `forward`, with the scores made: (B, H, T, S) in memory."""
         # repeat each head in place (0 0 1 1), not tiled (0 1 0 1); this copies
         k = self.see_k(k.repeat_interleave(group, dim=1))
         v = self.see_v(v.repeat_interleave(group, dim=1))
         bias = self.bias(q, k, mask)
         if bias is None:
-            bias = causal_mask(q.shape[-2], k.shape[-2]).to(q.device)
+            bias = causal_mask(q.shape[-2], k.shape[-2], device=q.device)
         scores = (q @ k.transpose(-2, -1)).float() * self.scale + additive(bias)
         weights = softmax_of_allowed(self.see_scores(scores), self.sinks)
         return self.see_weights(weights).to(v.dtype) @ v

@@ -5,26 +5,39 @@ from dataclasses import fields
 
 
 def require(ok: bool, problem: str, fix: str):
-    """Raise ValueError(`problem` `fix`) unless `ok`. Module 16."""
+    """Raise ValueError("`problem` `fix`") unless `ok`. Module 16."""
     if not ok:
         raise ValueError(f"{problem} {fix}")
 
 
-def divisors(n: int) -> list[int]:
-    return [i for i in range(1, n + 1) if n % i == 0]
+def is_whole(value, least: int) -> bool:
+    """Whether `value` is an int (True is none) of at least `least`. Module 16."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value) -> bool:
+    """Whether `value` is a finite int or float (True is none). Module 16."""
     whole_or_float = isinstance(value, (int, float)) and not isinstance(value, bool)
     return whole_or_float and math.isfinite(value)
+
+
+def divisors(n: int) -> list[int]:
+    """Every whole number that divides n. Module 16."""
+    return [i for i in range(1, n + 1) if n % i == 0]
+
+
+def example_of(part, name: str, fallback):
+    """The default of a dataclass field if it is a number: a value that would work."""
+    default = next(f.default for f in fields(part) if f.name == name)
+    return default if is_number(default) else fallback
 
 
 def check_whole(part, name: str, least: int):
     value = getattr(part, name)
     require(
-        isinstance(value, int) and not isinstance(value, bool) and value >= least,
+        is_whole(value, least),
         f"{name}={value!r} is not a whole number of at least {least}.",
-        f"Give an int, for example {name}={field_default(part, name, least)}.",
+        f"Give an int, for example {name}={example_of(part, name, least)}.",
     )
 
 
@@ -44,7 +57,17 @@ def check_positive(part, *names: str):
         require(
             is_number(value) and value > 0,
             f"{name}={value!r} is not a positive finite number.",
-            f"Give a number above 0, for example {name}={field_default(part, name, 1.0)}.",
+            f"Give a number above 0, for example {name}={example_of(part, name, 1.0)}.",
+        )
+
+
+def check_flags(part, *names: str):
+    for name in names:
+        value = getattr(part, name)
+        require(
+            isinstance(value, bool),
+            f"{name}={value!r} is neither True nor False.",
+            "Give one of the two.",
         )
 
 
@@ -61,8 +84,3 @@ def check_part(part, name: str, types: tuple):
     require(
         isinstance(value, types), f"{name}={value!r} is no such part.", f"Use {names}."
     )
-
-
-def field_default(part, name: str, fallback):
-    default = next(f.default for f in fields(part) if f.name == name)
-    return default if is_number(default) else fallback

@@ -2,8 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from .checks import check_counts, check_part, check_positive, check_whole, require
-from .parts import GQA, MLA, ALiBi, Rope, Router
+from .checks import (
+    check_counts,
+    check_flags,
+    check_part,
+    check_positive,
+    check_whole,
+    require,
+)
+from .parts import GQA, MLA, Router
+from .position import ALiBi, Rope
 
 COUNTS = (
     "vocab_size",
@@ -21,7 +29,7 @@ COUNTS = (
 
 @dataclass(frozen=True)
 class Config:
-    """Every size of a `ModernDecoder`, then one small dataclass for each swappable part.
+    """Every size of a `ModernDecoder`, then a small dataclass for each swappable part.
 
     Raises ValueError naming field, value and rule. Module 16."""
 
@@ -36,7 +44,7 @@ class Config:
     n_experts_active: int = 2  # k, experts a token goes to
     n_shared_experts: int = 1  # experts that every token goes to
     d_expert: int = 128  # SwiGLU width of one expert
-    first_k_dense: int = 1  # these many first layers are dense
+    first_k_dense: int = 1  # this many first layers are dense
     rope_theta: float = 10000.0  # RoPE's base
     max_seq_len: int = 512  # positions available
     norm_eps: float = 1e-6  # added to the mean square inside RMSNorm's root
@@ -54,25 +62,24 @@ class Config:
         check_part(self, "attention", (GQA, MLA))
         check_part(self, "position", (Rope, ALiBi))
         check_part(self, "router", (Router,))
+        check_flags(self, "tied")
+        self.check_together()
+
+    def check_together(self):
+        """The rules that tie one field to another."""
+        require(
+            self.rope_theta > 1,
+            f"rope_theta={self.rope_theta} is not above 1.",
+            "The frequencies fall as its powers: 10000.0 is usual.",
+        )
         require(
             self.first_k_dense <= self.n_layers,
             f"first_k_dense={self.first_k_dense} exceeds n_layers={self.n_layers}.",
             f"At most all {self.n_layers} layers can be dense.",
         )
         self.attention.check(self)
-        self.check_rotated_width()
         if self.n_experts:
             self.router.check(self)
-
-    def check_rotated_width(self):
-        width = self.d_rotated
-        name = "d_rope" if isinstance(self.attention, MLA) else "d_head"
-        require(
-            width >= 2 and width % 2 == 0,
-            f"{name}={getattr(self.attention, name, self.d_head)}: the part that RoPE turns "
-            f"is {width} wide, but it turns pairs.",
-            f"The width must be even: choose {width + 1}.",
-        )
 
     @property
     def group_size(self) -> int:
@@ -81,7 +88,7 @@ class Config:
 
     @property
     def d_rotated(self) -> int:
-        """Channels of a head that RoPE turns."""
+        """Channels of a head that RoPE's table covers; 0 without RoPE."""
         return self.attention.d_rotated(self)
 
     def is_moe(self, layer: int) -> bool:
@@ -90,4 +97,5 @@ class Config:
 
     @property
     def n_moe_layers(self) -> int:
+        """Blocks that route."""
         return sum(self.is_moe(layer) for layer in range(self.n_layers))

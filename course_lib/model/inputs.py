@@ -1,9 +1,9 @@
-"""What `ModernDecoder.forward` accepts, refused by a sentence before anything is written."""
+"""What `ModernDecoder.forward` accepts, refused with a sentence before any write."""
 
 import torch
 from torch import Tensor
 
-from .checks import require
+from .checks import is_whole, require
 from .config import Config
 
 
@@ -12,13 +12,11 @@ def check_ids(ids: Tensor, cfg: Config):
     shape = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
     require(
         is_ids and ids.dim() == 2,
-        f"ids={shape} of {getattr(ids, 'dtype', 'no dtype')} is not a batch of token ids.",
-        "Give an integer tensor of shape (B, T), for example torch.tensor([[1, 2, 3]]).",
+        f"ids={shape} of {getattr(ids, 'dtype', 'no dtype')} is no batch of token ids.",
+        "Give an integer tensor of shape (B, T), such as torch.tensor([[1, 2, 3]]).",
     )
-    require(
-        ids.numel() > 0, f"ids of shape {shape} is empty.", "Give at least one token."
-    )
-    if ids.is_meta:
+    require(ids.numel() > 0, f"ids={shape} is empty.", "Give at least one token.")
+    if ids.is_meta:  # shapes without values
         return
     low, high = int(ids.min()), int(ids.max())
     require(
@@ -28,23 +26,43 @@ def check_ids(ids: Tensor, cfg: Config):
     )
 
 
-def check_caches(caches, n_layers: int, pos_offset: int, ids: Tensor):
+def check_pos_offset(pos_offset):
     require(
-        isinstance(pos_offset, int) and pos_offset >= 0,
+        is_whole(pos_offset, least=0),
         f"pos_offset={pos_offset!r} is not a position.",
-        "Give the number of tokens before these, 0 or more.",
+        "Give the number of tokens before these, an int of 0 or more.",
     )
+
+
+def check_caches(caches, pos_offset: int, ids: Tensor, cfg: Config):
     if caches is None:
         return
+    count = len(caches) if isinstance(caches, list | tuple) else repr(caches)
     require(
-        isinstance(caches, list | tuple) and len(caches) == n_layers,
-        f"caches={len(caches) if hasattr(caches, '__len__') else caches!r} for "
-        f"n_layers={n_layers}.",
-        "Give one cache for each layer: new_caches(model) makes them.",
+        count == cfg.n_layers,
+        f"caches={count} for n_layers={cfg.n_layers}.",
+        "Give a list of one cache for each layer: new_caches(model) makes them.",
     )
-    lengths = [cache.length for cache in caches]
+    strays = [cache for cache in caches if not hasattr(cache, "update")]
     require(
-        len(set(lengths)) == 1,
+        not strays,
+        f"caches holds {strays[:1]}, which is no cache.",
+        "new_caches(model) makes one for each layer.",
+    )
+    different = len({id(cache) for cache in caches})
+    require(
+        different == len(caches),
+        f"caches={len(caches)} entries are {different} different objects.",
+        "Each layer needs a cache of its own: new_caches(model) makes them.",
+    )
+    check_fill(caches, pos_offset, ids)
+    check_windows(caches, getattr(cfg.attention, "window", None))
+
+
+def check_fill(caches, pos_offset: int, ids: Tensor):
+    lengths = sorted({cache.length for cache in caches})
+    require(
+        len(lengths) == 1,
         f"caches hold different lengths {lengths}.",
         "All layers have seen the same tokens: use caches from one run.",
     )
@@ -53,46 +71,62 @@ def check_caches(caches, n_layers: int, pos_offset: int, ids: Tensor):
         f"pos_offset={pos_offset} but the caches hold {lengths[0]} tokens.",
         f"The new tokens come right behind them: pass pos_offset={lengths[0]}.",
     )
-    rows = caches[0].batch_size
+    B = ids.shape[0]
+    others = [rows for c in caches if (rows := c.batch_size) not in (None, B)]
     require(
-        rows in (None, ids.shape[0]),
-        f"ids has {ids.shape[0]} rows but the caches hold {rows}.",
+        not others,
+        f"ids has {B} rows but the caches hold {others[:1]}.",
         "Continue the same batch, or start with new caches.",
     )
+    for cache in caches:
+        cache.check_room(ids.shape[1])
 
 
-def known_padding(
-    caches, attention_mask, ids: Tensor, pos_offset: int
-) -> Tensor | None:
-    """The mask of the padding among all P + T tokens, as given or as the caches know it."""
-    B, total = ids.shape[0], pos_offset + ids.shape[1]
+def check_windows(caches, window: int | None):
+    """A cache that forgets must keep at least what attention's window looks back on."""
+    for cache in caches:
+        kept = getattr(cache, "window", None)
+        require(
+            kept is None or (window is not None and kept >= window),
+            f"caches keep the last {kept} tokens, but attention has window={window}.",
+            "Keys would be missing silently: new_caches(model) chooses the right kind.",
+        )
+
+
+def known_padding(caches, attention_mask, ids: Tensor, P: int) -> Tensor | None:
+    """The real tokens among P + T, as given or as the caches know; None: all are."""
     before = caches[0].real if caches else None
     if attention_mask is None:
         if before is None:
             return None
         return torch.cat((before, torch.ones_like(ids, dtype=torch.bool)), dim=1)
-    require(
-        isinstance(attention_mask, Tensor)
-        and tuple(attention_mask.shape) == (B, total),
-        f"attention_mask={tuple(getattr(attention_mask, 'shape', ()))} does not cover "
-        f"B={B} rows of P + T = {total} tokens.",
-        f"Give one entry for each cached and each new token: shape ({B}, {total}).",
-    )
+    check_attention_mask(attention_mask, ids.shape[0], P + ids.shape[1])
     attention_mask = attention_mask.bool()
-    require(
-        bool(attention_mask.any(dim=1).all()),
-        "attention_mask has a row without a single real token.",
-        "Leave such a row out of the batch.",
-    )
-    if pos_offset and caches:
-        known = (
-            torch.ones_like(attention_mask[:, :pos_offset])
-            if before is None
-            else before
-        )
+    if P:
+        cached = attention_mask[:, :P]
         require(
-            torch.equal(known, attention_mask[:, :pos_offset]),
-            "attention_mask differs from the padding of the cached tokens.",
+            torch.equal(cached, torch.ones_like(cached) if before is None else before),
+            f"attention_mask differs from the padding of the P={P} cached tokens.",
             "Pass the mask of the prompt again, with the new tokens appended.",
         )
     return None if bool(attention_mask.all()) else attention_mask
+
+
+def check_attention_mask(attention_mask, B: int, total: int):
+    shape = tuple(getattr(attention_mask, "shape", ()))
+    require(
+        isinstance(attention_mask, Tensor) and shape == (B, total),
+        f"attention_mask={shape} does not cover B={B} rows of P + T = {total} tokens.",
+        f"Give one entry for each cached and each new token: shape ({B}, {total}).",
+    )
+    require(
+        attention_mask.dtype == torch.bool or not attention_mask.is_floating_point(),
+        f"attention_mask={attention_mask.dtype} is a mask of numbers to add.",
+        "Give True (or 1) for a real token and False (or 0) for padding.",
+    )
+    empty = (~attention_mask.bool().any(dim=1)).nonzero().flatten().tolist()
+    require(
+        not empty,
+        f"attention_mask has no real token in rows {empty}.",
+        "Leave such rows out of the batch.",
+    )

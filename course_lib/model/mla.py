@@ -1,5 +1,4 @@
-"""Multi-head latent attention: one small latent a token stands for the keys and values of
-all heads."""
+"""Multi-head latent attention: one latent a token stands for all keys and values."""
 
 import math
 
@@ -11,6 +10,14 @@ from .config import Config
 from .norm import RMSNorm
 from .rope import rotation
 from .tap import Tap
+
+
+def query_projection(D: int, d_q: int, rank: int | None, eps: float) -> nn.Module:
+    """D to d_q, straight or through a normalised bottleneck of width `rank`."""
+    if rank is None:
+        return nn.Linear(D, d_q, bias=False)
+    down, up = nn.Linear(D, rank, bias=False), nn.Linear(rank, d_q, bias=False)
+    return nn.Sequential(down, RMSNorm(rank, eps), up)
 
 
 class MultiHeadLatentAttention(nn.Module):
@@ -35,10 +42,10 @@ class MultiHeadLatentAttention(nn.Module):
         self.W_uv = nn.Linear(part.kv_lora_rank, self.H * part.d_value, bias=False)
         self.W_o = nn.Linear(self.H * part.d_value, D, bias=False)
         self.rotate = rotation(cfg.position, layer)
-        width = (
-            part.d_nope + part.d_rope
-        )  # also when absorbed: the weights are the same
-        self.core = AttentionCore(cfg, scale=1 / math.sqrt(width))
+        # also when absorbed: the scores are the same ones
+        scale = 1 / math.sqrt(part.d_nope + part.d_rope)
+        widths = ("r+p", "r") if self.form == "absorbed" else ("h", "w")
+        self.core = AttentionCore(cfg, scale, widths)
         self.see_q, self.see_heads = Tap("B H T h"), Tap("B H T w")
         self.see_latent, self.see_k_rope = Tap("B T r"), Tap("B T p")
         self.see_concat = Tap("B T Hw")
@@ -78,18 +85,10 @@ class MultiHeadLatentAttention(nn.Module):
         return self.core(q, k, v, mask)
 
     def absorbed(self, q_nope, q_rope, latent, k_rope, mask):
-        """Move U_k to the query and U_v behind the sum: keys and values are the latent."""
+        """Move U_k to the query and U_v behind the sum: keys, values are the latent."""
         U_k = self.W_uk.weight.unflatten(0, (self.H, -1))  # (H, nope, r)
         U_v = self.W_uv.weight.unflatten(0, (self.H, -1))  # (H, value, r)
         q = torch.cat((q_nope @ U_k, q_rope), -1)  # (B, H, T, r + rope)
         k = torch.cat((latent, k_rope), -1).unsqueeze(1)  # (B, 1, S, r + rope)
         out = self.core(q, k, latent.unsqueeze(1), mask)  # (B, H, T, r)
         return out @ U_v.transpose(-2, -1)
-
-
-def query_projection(D: int, d_q: int, rank: int | None, eps: float) -> nn.Module:
-    """D to d_q, straight or through a normalised bottleneck of width `rank`."""
-    if rank is None:
-        return nn.Linear(D, d_q, bias=False)
-    down, up = nn.Linear(D, rank, bias=False), nn.Linear(rank, d_q, bias=False)
-    return nn.Sequential(down, RMSNorm(rank, eps), up)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from .checks import is_whole, require
 from .config import Config
 from .ffn import SwiGLU
 from .parts import Router
@@ -37,7 +38,14 @@ def route(
     """Choose k experts a token and weight them: (N, E) to weights and indices (N, k).
 
     The selection bias (E,) steers the choice only. Which of equal scores is chosen is
-    torch's affair. Sources: see Router. Module 12."""
+    torch's affair. Raises ValueError for k < 1 or k > E. Sources: see Router.
+    Module 12."""
+    E = router_logits.shape[-1]
+    require(
+        is_whole(k, least=1) and k <= E,
+        f"k={k!r} experts a token of E={E}.",
+        f"Choose 1 to {E}.",
+    )
     router = Router() if router is None else router
     scores = scores_of(router_logits, router.kind)
     ranked = scores if bias is None else scores + bias
@@ -47,10 +55,9 @@ def route(
     weights = scores.gather(-1, chosen)
     if router.kind == "softmax_selected":
         weights = weights.softmax(-1)
-    elif router.kind == "softmax_renormalized" or (
-        router.kind == "sigmoid" and router.normalize
-    ):
-        weights = weights / weights.sum(-1, keepdim=True)
+    elif router.divides_by_sum():
+        # k sigmoids can all round to 0, and 0 / 0 is no weight
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
     return weights * router.scaling, chosen
 
 
@@ -58,9 +65,7 @@ def combine_loop(experts: nn.ModuleList, flat: Tensor, weights: Tensor, chosen: 
     """Run each expert on its own tokens and scatter-add: the form to read. (N, D)."""
     out = torch.zeros_like(flat)
     for e, expert in enumerate(experts):
-        token, slot = torch.where(
-            chosen == e
-        )  # no token: the gradient is zero, not None
+        token, slot = torch.where(chosen == e)  # none: the gradient is 0, not None
         weighted = weights[token, slot].unsqueeze(-1) * expert(flat[token])
         out.index_add_(0, token, weighted)
     return out
@@ -69,7 +74,7 @@ def combine_loop(experts: nn.ModuleList, flat: Tensor, weights: Tensor, chosen: 
 def combine_sorted(
     experts: nn.ModuleList, flat: Tensor, weights: Tensor, chosen: Tensor
 ):
-    """The same sum with the N k slots sorted by expert first, each expert on one slice."""
+    """The same sum, the N k slots sorted by expert first: each runs one slice."""
     order = chosen.flatten().argsort(stable=True)
     token = order // chosen.shape[-1]
     counts = chosen.flatten().bincount(minlength=len(experts)).tolist()
@@ -84,12 +89,16 @@ def combine_sorted(
 COMBINE = {"loop": combine_loop, "sorted": combine_sorted}
 
 
-class MoE(nn.Module):
-    """y = sum over the k chosen experts of weight * SwiGLU_e(x), plus the shared experts.
+def experts_of(cfg: Config, n: int) -> nn.ModuleList:
+    return nn.ModuleList(SwiGLU(cfg.d_model, cfg.d_expert) for _ in range(n))
 
-    x (B, T, D) to (out (B, T, D), router_logits (N, E)) with N = B T tokens, each routed
-    alone. Source: Shazeer et al., arXiv 1701.06538; shared experts: arXiv 2401.06066.
-    Module 12."""
+
+class MoE(nn.Module):
+    """y = sum over the k chosen experts of weight * SwiGLU_e(x), plus shared experts.
+
+    x (B, T, D) to (out (B, T, D), router_logits (N, E)) with N = B T tokens, each
+    routed alone. Sources: Shazeer et al., arXiv 1701.06538; shared experts:
+    DeepSeekMoE, arXiv 2401.06066. Module 12."""
 
     def __init__(self, cfg: Config):
         super().__init__()
@@ -115,7 +124,3 @@ class MoE(nn.Module):
         for expert in self.shared:
             out = out + expert(flat)
         return out.view_as(x), router_logits
-
-
-def experts_of(cfg: Config, n: int) -> nn.ModuleList:
-    return nn.ModuleList(SwiGLU(cfg.d_model, cfg.d_expert) for _ in range(n))

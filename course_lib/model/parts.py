@@ -1,142 +1,17 @@
-"""The swappable parts of a decoder as plain choices: position, attention, router."""
+"""The swappable parts of a block as plain choices: its attention and its router."""
 
-import math
 from dataclasses import dataclass
 
 from .checks import (
     check_choice,
     check_counts,
+    check_flags,
     check_optional_count,
-    check_part,
     check_positive,
     divisors,
-    is_number,
     require,
 )
-
-
-@dataclass(frozen=True)
-class Interpolation:
-    """Position interpolation: every frequency divided by `factor`.
-
-    Source: Chen et al., arXiv 2306.15595. Module 05."""
-
-    factor: float = 4.0
-
-    def __post_init__(self):
-        check_positive(self, "factor")
-
-
-@dataclass(frozen=True)
-class NTK:
-    """NTK-aware scaling: the base grows to theta * factor^(d / (d - 2)), so that the
-    fastest pair keeps its speed and the slowest is interpolated by `factor`.
-
-    Source: described in YaRN, arXiv 2309.00071, section 3.1. Module 05."""
-
-    factor: float = 4.0
-
-    def __post_init__(self):
-        check_positive(self, "factor")
-
-
-@dataclass(frozen=True)
-class YaRN:
-    """YaRN: pairs that turn often within `original_length` keep their frequency, those
-    that turn rarely are divided by `factor`, a linear ramp lies between; cos and sin are
-    multiplied by the attention factor, 0.1 ln(factor) + 1 unless given.
-
-    Source: Peng et al., arXiv 2309.00071, section 3. Module 05."""
-
-    factor: float = 4.0
-    original_length: int = 2048  # tokens seen in pre-training
-    beta_fast: float = 32.0  # turns; more than these: kept
-    beta_slow: float = 1.0  # turns; fewer than these: divided
-    attention_factor: float | None = None
-    truncate: bool = True  # round the ends of the ramp outwards to whole pairs
-
-    def __post_init__(self):
-        check_positive(self, "factor", "original_length", "beta_fast", "beta_slow")
-        require(
-            self.beta_fast >= self.beta_slow,
-            f"beta_fast={self.beta_fast} is below beta_slow={self.beta_slow}.",
-            "beta_fast counts the turns of the fast pairs, so it is the larger: the "
-            "paper uses 32 and 1.",
-        )
-
-    @property
-    def magnitude(self) -> float:
-        """What cos and sin are multiplied by (the logits grow by its square)."""
-        if self.attention_factor is not None:
-            return self.attention_factor
-        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
-
-
-@dataclass(frozen=True)
-class Llama3:
-    """Llama 3.1's scaling: wavelengths below original_length / high keep their frequency,
-    above original_length / low they are divided by `factor`, between them a mix that is
-    linear in original_length / wavelength.
-
-    Source: Llama 3 report, arXiv 2407.21783; Hugging Face `rope_type: llama3`. Module 05."""
-
-    factor: float = 8.0
-    low: float = 1.0
-    high: float = 4.0
-    original_length: int = 8192
-
-    def __post_init__(self):
-        check_positive(self, "factor", "low", "high", "original_length")
-        require(
-            self.high > self.low,
-            f"high={self.high} is not above low={self.low}.",
-            "The mix runs from low to high turns in the original length: Llama 3.1 "
-            "uses 1 and 4.",
-        )
-
-
-PAIRINGS = ("half", "interleaved")
-SCALINGS = (Interpolation, NTK, YaRN, Llama3)
-
-
-@dataclass(frozen=True)
-class Rope:
-    """How queries and keys are rotated (the base is `Config.rope_theta`). Module 05."""
-
-    pairing: str = (
-        "half"  # "half": (i, i + d/2), as in HF weights; "interleaved": (2i, 2i+1)
-    )
-    fraction: float = 1.0  # share of each head that takes part
-    proportional: bool = (
-        False  # False: the ladder spans the rotated part (partial RoPE);
-    )
-    #                             True: it spans the whole head, its slow end stands still
-    scaling: Interpolation | NTK | YaRN | Llama3 | None = None
-    nope_every: int | None = None  # layers n-1, 2n-1, ... are not rotated at all
-
-    def __post_init__(self):
-        check_choice(self, "pairing", PAIRINGS)
-        require(
-            is_number(self.fraction) and 0 < self.fraction <= 1,
-            f"fraction={self.fraction!r} is not a share of the head.",
-            "Give a number above 0 and at most 1, for example 0.25 or 1.0.",
-        )
-        check_optional_count(self, "nope_every")
-        check_part(self, "scaling", (*SCALINGS, type(None)))
-
-    def rotates(self, layer: int) -> bool:
-        return self.nope_every is None or (layer + 1) % self.nope_every != 0
-
-
-@dataclass(frozen=True)
-class ALiBi:
-    """No rotation: head h adds -2^(-8 (h+1) / H) * distance to its scores.
-
-    Source: Press et al., arXiv 2108.12409, section 3. Module 05."""
-
-    def rotates(self, layer: int) -> bool:
-        return False
-
+from .position import Rope
 
 FORMS_OF_ATTENTION = ("sdpa", "explicit")
 
@@ -144,32 +19,41 @@ FORMS_OF_ATTENTION = ("sdpa", "explicit")
 @dataclass(frozen=True)
 class GQA:
     """Grouped-query attention: n_kv_heads of width d_head serve n_heads query heads
-    (n_kv_heads = n_heads is multi-head, 1 is multi-query attention). Module 09."""
+    (n_kv_heads = n_heads is multi-head, 1 is multi-query attention).
+
+    The form "sdpa" is torch's fused kernel, "explicit" makes scores one can look at.
+    Source: Ainslie et al., arXiv 2305.13245. Module 09."""
 
     qk_norm: bool = True  # RMSNorm over each query and key head before RoPE
     window: int | None = None  # keys a query sees, itself included; None: all before it
     sinks: bool = False  # one learned logit a head in the softmax's denominator
-    form: str = (
-        "sdpa"  # "sdpa": torch's fused kernel; "explicit": scores one can look at
-    )
+    form: str = "sdpa"
 
     def __post_init__(self):
+        check_flags(self, "qk_norm", "sinks")
         check_optional_count(self, "window")
         check_choice(self, "form", FORMS_OF_ATTENTION)
 
     def check(self, cfg):
+        """Refuse a Config that this attention cannot be built for."""
         require(
             cfg.n_heads % cfg.n_kv_heads == 0,
             f"n_heads={cfg.n_heads} is not a multiple of n_kv_heads={cfg.n_kv_heads}.",
             "Each key/value head serves the same number of query heads: choose "
             f"n_kv_heads from {divisors(cfg.n_heads)}.",
         )
+        if isinstance(cfg.position, Rope):
+            width, fraction = cfg.d_rotated, cfg.position.fraction
+            require(
+                width >= 2 and width % 2 == 0,
+                f"d_head={cfg.d_head} with fraction={fraction}: RoPE would turn "
+                f"{width} channels of a head, but it turns pairs.",
+                "Make that an even number of at least 2, for example with d_head=32.",
+            )
 
     def d_rotated(self, cfg) -> int:
-        """Width of the part of a head that RoPE turns."""
-        fraction = cfg.position.fraction if isinstance(cfg.position, Rope) else 1.0
-        proportional = isinstance(cfg.position, Rope) and cfg.position.proportional
-        return cfg.d_head if proportional else round(cfg.d_head * fraction)
+        """Channels of a head that RoPE's table covers."""
+        return cfg.position.ladder_width(cfg.d_head)
 
 
 FORMS_OF_MLA = ("absorbed", "naive")
@@ -178,30 +62,39 @@ FORMS_OF_MLA = ("absorbed", "naive")
 @dataclass(frozen=True)
 class MLA:
     """Multi-head latent attention: a token leaves one latent of `kv_lora_rank` and one
-    rotated key of `d_rope` for all heads; n_kv_heads and d_head do not apply. Module 09."""
+    rotated key of `d_rope` for all heads; n_kv_heads and d_head do not apply.
+
+    The form "absorbed" attends in the latent, "naive" expands it to heads first.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1. Module 09."""
 
     kv_lora_rank: int = 64  # r, width of the cached latent
-    d_rope: int = 16  # width of the shared rotated key, cached beside it
+    d_rope: int = 16  # p, width of the shared rotated key, cached beside it
     d_nope: int = 32  # unrotated width of a query/key head
-    d_value: int = 32  # width of a value head
+    d_value: int = 32  # w, width of a value head
     q_lora_rank: int | None = None  # None: queries straight from the stream
-    form: str = "absorbed"  # "absorbed": attend in the latent; "naive": expand it first
+    form: str = "absorbed"
 
     def __post_init__(self):
         check_counts(self, "kv_lora_rank", "d_rope", "d_nope", "d_value")
         check_optional_count(self, "q_lora_rank")
         check_choice(self, "form", FORMS_OF_MLA)
+        require(
+            self.d_rope % 2 == 0,
+            f"d_rope={self.d_rope} is odd.",
+            f"RoPE turns pairs: use {self.d_rope + 1}.",
+        )
 
     def check(self, cfg):
-        rope = isinstance(cfg.position, Rope)
+        """Refuse a Config that this attention cannot be built for."""
         require(
-            rope and cfg.position.fraction == 1.0,
+            isinstance(cfg.position, Rope) and cfg.position.fraction == 1.0,
             f"position={cfg.position} does not go with MLA.",
             "MLA already separates a rotated part (d_rope) from an unrotated one "
             "(d_nope): use Rope() with fraction=1.0.",
         )
 
     def d_rotated(self, cfg) -> int:
+        """Channels of a head that RoPE's table covers."""
         return self.d_rope
 
 
@@ -211,20 +104,20 @@ FORMS_OF_MOE = ("sorted", "loop")
 
 @dataclass(frozen=True)
 class Router:
-    """How the top-k experts of a token are chosen and weighted. Module 12.
+    """How the top-k experts of a token are chosen and weighted.
 
-    softmax_selected      softmax over the k chosen logits (Mixtral, gpt-oss; the default)
+    softmax_selected      softmax over the k chosen logits (Mixtral, gpt-oss)
     softmax_all           softmax over all E, the chosen k keep their share (Switch)
     softmax_renormalized  the same, divided by the sum of the chosen (equals the first)
     sigmoid               sigmoid scores, divided by the sum of the chosen (DeepSeek-V3)
-    """
+
+    With groups, only the n_groups_active whose two best experts sum highest are open.
+    Sources: arXiv 2401.04088, 2101.03961, 2412.19437. Module 12."""
 
     kind: str = "softmax_selected"
-    selection_bias: bool = (
-        False  # a buffer added for the choice only, never for weights
-    )
-    n_groups: int = 1  # experts stand in groups, of which ...
-    n_groups_active: int = 1  # ... these many (by the sum of their two best) are open
+    selection_bias: bool = False  # a buffer added for the choice, never for weights
+    n_groups: int = 1  # groups of equal size that the experts stand in
+    n_groups_active: int = 1  # groups a token may choose from
     normalize: bool = True  # sigmoid only: divide by the sum of the chosen scores
     scaling: float = 1.0  # multiplies the weights (DeepSeek-V3: 2.5)
     form: str = "sorted"  # how tokens reach experts: "sorted" or the plain "loop"
@@ -232,6 +125,7 @@ class Router:
     def __post_init__(self):
         check_choice(self, "kind", ROUTERS)
         check_choice(self, "form", FORMS_OF_MOE)
+        check_flags(self, "selection_bias", "normalize")
         check_counts(self, "n_groups", "n_groups_active")
         check_positive(self, "scaling")
         require(
@@ -240,15 +134,18 @@ class Router:
             f"At most all {self.n_groups} groups can be open.",
         )
 
+    def divides_by_sum(self) -> bool:
+        """Whether the weights of a token are made to sum to 1 (times scaling)."""
+        return self.kind == "softmax_renormalized" or (
+            self.kind == "sigmoid" and self.normalize
+        )
+
     def has_task_gradient(self, k: int) -> bool:
-        """One weight divided by itself is 1: then the task loss never trains the gate."""
-        if self.kind == "softmax_all" or (
-            self.kind == "sigmoid" and not self.normalize
-        ):
-            return True
-        return k > 1
+        """One weight divided by itself is 1: no task loss then trains the gate."""
+        return k > 1 or not (self.kind == "softmax_selected" or self.divides_by_sum())
 
     def check(self, cfg):
+        """Refuse a Config that this router cannot be built for."""
         E, k = cfg.n_experts, cfg.n_experts_active
         require(
             k <= E,
@@ -262,6 +159,10 @@ class Router:
             "Use two or more active experts, Router(kind='softmax_all'), or "
             "Router(kind='sigmoid', normalize=False).",
         )
+        self.check_groups(E, k)
+
+    def check_groups(self, E: int, k: int):
+        """Refuse E experts of which k cannot be chosen from the open groups."""
         require(
             E % self.n_groups == 0,
             f"n_experts={E} is not a multiple of n_groups={self.n_groups}.",
@@ -272,5 +173,5 @@ class Router:
             k <= open_experts,
             f"n_experts_active={k} exceeds the {open_experts} experts of the "
             f"n_groups_active={self.n_groups_active} open groups.",
-            "Open more groups or choose fewer experts.",
+            f"Open more groups, or choose 1 to {open_experts} experts.",
         )

