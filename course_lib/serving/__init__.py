@@ -1,10 +1,12 @@
 """Running a decoder token by token: caches, sampling, generation."""
 
 from .cache import KVCache, RollingCache, new_caches
+from .fast import FastDecoder, why_not_fast
 from .generate import generate, left_pad
 from .sampling import next_token_probabilities, sample
 
 __all__ = [
+    "FastDecoder",
     "KVCache",
     "RollingCache",
     "generate",
@@ -12,4 +14,5 @@ __all__ = [
     "new_caches",
     "next_token_probabilities",
     "sample",
+    "why_not_fast",
 ]

@@ -7,6 +7,7 @@ from course_lib.model.checks import is_whole, require
 from course_lib.model.inputs import check_attention_mask, check_ids
 
 from .cache import new_caches
+from .fast import FastDecoder, why_not_fast
 from .sampling import check_sampling, sample
 
 
@@ -115,29 +116,56 @@ def finish(token: Tensor, done: Tensor, stops: set[int], pad_id: int):
     return token.unsqueeze(1), done | ended
 
 
-def continue_cached(model, prompt, real, n, draw, stops, pad_id) -> list[Tensor]:
-    """Prefill, then one token a step; positions and padding follow from the caches."""
-    caches = new_caches(model, capacity=prompt.shape[1] + n)
+def readable_step(model, real: Tensor, capacity: int):
+    """`model` itself over its caches; positions and padding follow from them."""
+    caches = new_caches(model, capacity)
+
+    def step(ids: Tensor) -> Tensor:
+        first = caches[0].length == 0
+        logits, _ = model(ids, caches, caches[0].length, real if first else None)
+        return logits[:, -1]
+
+    return step
+
+
+def uncached_step(model, real: Tensor):
+    """The whole sequence again at each step: slow, and what a cache must equal."""
+    seen = []
+
+    def step(ids: Tensor) -> Tensor:
+        seen.append(ids)
+        new = torch.ones_like(torch.cat(seen, dim=1)[:, real.shape[1] :], dtype=torch.bool)
+        logits, _ = model(torch.cat(seen, dim=1), attention_mask=torch.cat((real, new), dim=1))
+        return logits[:, -1]
+
+    return step
+
+
+ENGINES = ("fast", "readable")
+
+
+def choose_step(model, prompt: Tensor, real: Tensor, n: int, engine, use_cache: bool):
+    """The function from new ids (B, T) to logits (B, V): the one place that picks a form.
+
+    "fast" where `why_not_fast` has nothing against it and no row is padded, else the model
+    itself; an object is what `compile_decode` returned."""
+    B, capacity = prompt.shape[0], prompt.shape[1] + n
+    if not use_cache:
+        return uncached_step(model, real)
+    if not isinstance(engine, str):
+        return engine.start(model, B, capacity)
+    if engine == "fast" and bool(real.all()) and why_not_fast(model) is None:
+        return FastDecoder(model, B, capacity).step
+    return readable_step(model, real, capacity)
+
+
+def continue_prompt(step, prompt: Tensor, n: int, draw, stops, pad_id) -> list[Tensor]:
+    """At most n columns (B, 1): the prompt through `step`, then each new token."""
     done = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
     new, ids = [], prompt
     while len(new) < n and not done.all():
-        mask = real if not new else None
-        logits, _ = model(ids, caches, caches[0].length, mask)
-        ids, done = finish(draw(logits[:, -1]), done, stops, pad_id)
+        ids, done = finish(draw(step(ids)), done, stops, pad_id)
         new.append(ids)
-    return new
-
-
-def continue_uncached(model, prompt, real, n, draw, stops, pad_id) -> list[Tensor]:
-    """The whole sequence again at each step: slow, and what the cache must equal."""
-    done = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
-    new, ids = [], prompt
-    while len(new) < n and not done.all():
-        logits, _ = model(ids, attention_mask=real)
-        column, done = finish(draw(logits[:, -1]), done, stops, pad_id)
-        new.append(column)
-        ids = torch.cat((ids, column), dim=1)
-        real = torch.cat((real, torch.ones_like(column, dtype=torch.bool)), dim=1)
     return new
 
 
@@ -155,17 +183,25 @@ def generate(
     attention_mask: Tensor | None = None,
     seed: int | None = None,
     use_cache: bool = True,
+    engine="fast",
 ) -> Tensor:
     """Prompt and continuation, (B, T + n), n <= max_new_tokens.
 
     prompt_ids is (B, T), or a list of token lists of any lengths (padded on the left).
     A row that has drawn eos_id is filled with pad_id; when all rows have, it stops. A seed
-    makes the draws repeatable and leaves torch's global generator alone. Raises ValueError
-    before anything is computed. Module 14."""
+    makes the draws repeatable and leaves torch's global generator alone. engine="readable"
+    runs the model's own forward, "fast" the equal form of `serving.fast` where it applies,
+    and the result of `compile_decode` a compiled one. Raises ValueError before anything is
+    computed. Module 14."""
     check_sampling(temperature, top_k, top_p, min_p)
     stops = as_stops(eos_id, model.cfg.vocab_size)
     pad_id = min(stops, default=0) if pad_id is None else pad_id
     check_numbers(model, max_new_tokens, pad_id, seed)
+    require(
+        engine in ENGINES if isinstance(engine, str) else hasattr(engine, "start"),
+        f"engine={engine!r} is unknown.",
+        f"Choose from {ENGINES}, or pass what compile_decode(model, batch, capacity) returned.",
+    )
     device = model.embed.weight.device
     prompt, real = (t.to(device) for t in as_batch(prompt_ids, attention_mask, pad_id))
     check_ids(prompt, model.cfg)
@@ -177,7 +213,7 @@ def generate(
         return sample(logits, temperature, generator, **filters)
 
     with torch.inference_mode():
-        steps = continue_cached if use_cache else continue_uncached
-        new = steps(model, prompt, real, max_new_tokens, draw, stops, pad_id)
+        step = choose_step(model, prompt, real, max_new_tokens, engine, use_cache)
+        new = continue_prompt(step, prompt, max_new_tokens, draw, stops, pad_id)
         out = torch.cat((prompt, *new), dim=1)
     return out.clone()  # an inference tensor could not be trained on

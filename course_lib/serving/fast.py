@@ -1,0 +1,297 @@
+"""The decoder in fewer and larger operations: what `generate` runs unless told otherwise.
+
+`model/` says what is computed; the numbers here equal its to 1e-5. Six things differ:
+
+1. No module is called and no gradient recorded: functions over the weights. An operation on one
+   token takes about a microsecond whatever it computes, so that their number is the price.
+2. q, k and v are written side by side into one buffer. QK-Norm and RoPE then run once for all
+   heads, and one copy takes keys and values into a cache that was allocated at the start.
+3. For one new token, the query heads that share a key head are the rows of a small matrix: the
+   cached keys are read once a group, and never repeated.
+4. One token visits its k experts by number. Many tokens are sorted by expert, and the activation
+   then runs once over all of them.
+5. Results are added where they belong by the product itself: x + h W is one operation.
+6. A prompt needs logits at its end only, so in the last block all other tokens leave their keys
+   and values and nothing else.
+
+The weights are the model's own, not copies: a training step or `load_state_dict` changes both
+forms at once. What this form does not cover, `why_not_fast` says in a sentence.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from course_lib.model import (
+    Block,
+    GroupedQueryAttention,
+    ModernDecoder,
+    MoE,
+    RMSNorm,
+    Rope,
+    RotaryTable,
+    SwiGLU,
+    Tap,
+    apply_rope,
+)
+from course_lib.model.attention import AttentionCore
+from course_lib.model.checks import require
+from course_lib.model.moe import COMBINE
+
+COVERED = (
+    ModernDecoder,
+    Block,
+    GroupedQueryAttention,
+    AttentionCore,
+    RMSNorm,
+    SwiGLU,
+    MoE,
+    RotaryTable,
+    Tap,
+    nn.Linear,
+    nn.Embedding,
+    nn.ModuleList,
+    nn.Identity,
+)
+
+
+def why_not_fast(model) -> str | None:
+    """Why `model` can only be run in the readable form, as a sentence; None if it need not.
+
+    Not only the Config decides: a replaced layer, a hook or another forward would go unseen
+    here, and what the student changed must be what runs. Module 16."""
+    position = model.cfg.position
+    if not (isinstance(position, Rope) and is_plain(position)):
+        return f"position={position}: only whole heads turned in half-split pairs are covered."
+    if model.embed.weight.dtype not in (torch.float32, torch.float64):
+        return f"dtype={model.embed.weight.dtype}: norms would not be computed in float32."
+    return what_was_changed(model)
+
+
+def is_plain(position: Rope) -> bool:
+    whole = position.fraction == 1.0 and not position.proportional
+    return position.pairing == "half" and whole and position.nope_every is None
+
+
+def what_was_changed(model) -> str | None:
+    """The first module that does not run the library's own code, as a sentence."""
+    dtype = model.embed.weight.dtype
+    for name, module in model.named_modules():
+        kind = type(module)
+        if kind not in COVERED:
+            return f"{name or 'the model'} is a {kind.__name__}, which has no fast form."
+        if package_of(kind.forward) != package_of(kind) or "forward" in vars(module):
+            return f"{name or 'the model'} runs another forward than the library's."
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"{name or 'the model'} has a forward hook, which would not be called."
+        if any(w.dtype != dtype for w in module._parameters.values() if w is not None):
+            return f"{name} has another dtype than the embedding's {dtype}."
+        if kind in DETAILS and (reason := DETAILS[kind](module)):
+            return f"{name}: {reason}"
+    return None
+
+
+def why_not_core(core: AttentionCore) -> str | None:
+    if core.window is not None or core.sinks is not None:
+        return "a window or sinks need a mask or the explicit scores."
+    return None if core.form == "sdpa" else "form='explicit' asks for scores to look at."
+
+
+def why_not_attention(attn: GroupedQueryAttention) -> str | None:
+    rotates = getattr(attn.rotate, "func", None) is apply_rope
+    return None if rotates else "it rotates by another function."
+
+
+def why_not_moe(moe: MoE) -> str | None:
+    own = package_of(COMBINE[moe.router.form]) == package_of(MoE)
+    return None if own else "experts are combined by another function."
+
+
+DETAILS = {
+    AttentionCore: why_not_core,
+    GroupedQueryAttention: why_not_attention,
+    MoE: why_not_moe,
+}
+
+
+def package_of(thing) -> str:
+    return thing.__module__.split(".")[0]
+
+
+class FastDecoder:
+    """`model` with room for `capacity` tokens in each of `batch` rows.
+
+    `step` takes the next ids (B, T) and returns the logits (B, V) behind the last of them: first
+    a prompt of any T, then T = 1. Raises ValueError for what does not fit. Module 11."""
+
+    @torch.inference_mode()
+    def __init__(self, model, batch: int, capacity: int):
+        reason = why_not_fast(model)
+        require(reason is None, str(reason), "Use generate(..., engine='readable').")
+        self.batch, self.capacity, self.length = batch, capacity, 0
+        self.embed, self.head = model.embed.weight, model.lm_head.weight
+        self.layers = [FastBlock(block, batch, capacity) for block in model.blocks]
+        self.norm_f = FastNorm([model.norm_f])
+        self.cos, self.sin = doubled(*model.rope(torch.arange(capacity)), self.embed)
+
+    @torch.inference_mode()
+    def step(self, ids: Tensor) -> Tensor:
+        T, start = ids.shape[1], self.length
+        self.check_room(ids)
+        self.length = end = start + T
+        cos, sin = self.cos[start:end], self.sin[start:end]
+        x = F.embedding(ids, self.embed).flatten(0, 1)  # (N, D) from here on
+        for layer in self.layers[:-1]:
+            x = layer(x, start, cos, sin, queries=T)
+        x = self.layers[-1](x, start, cos, sin, queries=1)
+        return F.linear(self.norm_f(x), self.head)
+
+    def check_room(self, ids: Tensor):
+        T, start = ids.shape[1], self.length
+        require(
+            ids.shape[0] == self.batch and start + T <= self.capacity,
+            f"ids={tuple(ids.shape)} after {start} tokens do not fit batch={self.batch}, "
+            f"capacity={self.capacity}.",
+            "Make a FastDecoder of that size.",
+        )
+        require(
+            T == 1 or start == 0,
+            f"ids={tuple(ids.shape)} is a chunk of T={T} tokens after {start} cached ones.",
+            "Give the prompt first and as a whole, then one token at a time.",
+        )
+
+
+def doubled(cos: Tensor, sin: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables (S, 1, h) with which RoPE is x cos + (x rolled by half a head) sin.
+
+    Rolling puts b where a was and a where b was; the sign of a cos - b sin is in the table."""
+    cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return cos.to(like.dtype).unsqueeze(1), sin.to(like.dtype).unsqueeze(1)
+
+
+class FastNorm:
+    """RMSNorm of several gains side by side: x (..., n, d) or, for one gain, (..., d).
+
+    sqrt(|x|^2 + d eps) is the hypotenuse of |x| and sqrt(d eps), and sqrt(d) is in the gain:
+    four operations, and a third of the passes over x that the formula takes."""
+
+    def __init__(self, norms: list):
+        d, eps = norms[0].weight.numel(), norms[0].eps
+        gain = torch.stack([norm.weight for norm in norms]).squeeze(0)
+        self.gain = gain * math.sqrt(d)
+        self.least = gain.new_tensor(math.sqrt(d * eps))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x / torch.hypot(length, self.least)).mul_(self.gain)
+
+
+def transposed(linear: nn.Linear) -> Tensor:
+    """The weight as a right factor, (in, out): a view."""
+    return linear.weight.t()
+
+
+class FastBlock:
+    """One block over N = B T tokens x (N, D), and the cache of its keys and values."""
+
+    def __init__(self, block: Block, batch: int, capacity: int):
+        attn = block.attn
+        self.B, self.H, self.K, self.h = batch, attn.H, attn.H_kv, attn.d_head
+        self.scale = attn.core.scale
+        self.norm1, self.norm2 = FastNorm([block.norm1]), FastNorm([block.norm2])
+        self.W_o = transposed(attn.W_o)
+        self.projections = [transposed(W) for W in (attn.W_q, attn.W_k, attn.W_v)]
+        normed = isinstance(attn.q_norm, RMSNorm)
+        heads = [attn.q_norm] * self.H + [attn.k_norm] * self.K
+        self.qk_norm = FastNorm(heads) if normed else nn.Identity()
+        kv = self.W_o.new_empty(batch, 2 * self.K, capacity, self.h)
+        self.kv, self.k, self.v = kv, kv[:, : self.K], kv[:, self.K :]
+        self.ffn = FastMoE(block.ffn) if block.is_moe else FastSwiGLU(block.ffn)
+
+    def __call__(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, queries: int) -> Tensor:
+        """All tokens leave keys and values; the last `queries` of each row go on."""
+        q = self.remember(self.norm1(x), start, cos, sin)[:, -queries:]
+        heads = self.attend(q, end=start + len(cos))
+        if len(heads) < len(x):
+            x = x.unflatten(0, (self.B, -1))[:, -queries:].flatten(0, 1)
+        x = torch.addmm(x, heads, self.W_o)
+        return self.ffn(x, self.norm2(x))
+
+    def remember(self, x: Tensor, start: int, cos: Tensor, sin: Tensor) -> Tensor:
+        """Write k and v of the new tokens to the cache; return their q (B, T, H, h)."""
+        H, K, h, T = self.H, self.K, self.h, len(cos)
+        buffer = x.new_empty(len(x), (H + 2 * K) * h)
+        parts = buffer.split((H * h, K * h, K * h), dim=1)
+        for W, part in zip(self.projections, parts, strict=True):
+            torch.mm(x, W, out=part)
+        qkv = buffer.view(self.B, T, H + 2 * K, h)
+        raw = qkv[:, :, : H + K]
+        qk = self.qk_norm(raw)
+        torch.addcmul(qk * cos, qk.roll(h // 2, -1), sin, out=raw)
+        self.kv[:, :, start : start + T] = qkv[:, :, H:].transpose(1, 2)
+        return qkv[:, :, :H]
+
+    def attend(self, q: Tensor, end: int) -> Tensor:
+        """Softmax attention of q (B, T, H, h) to the first `end` cached tokens: (B T, H h)."""
+        B, T, H, h = q.shape
+        k, v = self.k[:, :, :end], self.v[:, :, :end]
+        if T == 1:  # sees everything, so that the heads of a group can be its rows
+            q = q.reshape(B, self.K, H // self.K, h)
+            return F.scaled_dot_product_attention(q, k, v, scale=self.scale).reshape(B, H * h)
+        q = q.transpose(1, 2)
+        heads = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scale, enable_gqa=True
+        )
+        return heads.transpose(1, 2).reshape(B * T, H * h)
+
+
+class FastSwiGLU:
+    """x + weight * SwiGLU(h), the sum made by the last product."""
+
+    def __init__(self, ffn: SwiGLU):
+        self.gate, self.up = transposed(ffn.w_gate), transposed(ffn.w_up)
+        self.down = transposed(ffn.w_down)
+
+    def __call__(self, x: Tensor, h: Tensor, weight: float = 1.0) -> Tensor:
+        inner = F.silu(torch.mm(h, self.gate)).mul_(torch.mm(h, self.up))
+        return torch.addmm(x, inner, self.down, alpha=weight)
+
+
+class FastMoE:
+    """x + the shared and the chosen experts of h; the choice itself is the model's `route`."""
+
+    def __init__(self, moe: MoE):
+        self.route, self.gate = moe.route, transposed(moe.gate)
+        self.experts = [FastSwiGLU(expert) for expert in moe.experts]
+        self.shared = [FastSwiGLU(expert) for expert in moe.shared]
+
+    def __call__(self, x: Tensor, h: Tensor) -> Tensor:
+        for expert in self.shared:
+            x = expert(x, h)
+        weights, chosen = self.route(torch.mm(h, self.gate))
+        weights = weights.to(x.dtype)
+        if len(h) > 1:
+            return self.visit_sorted(x, h, weights, chosen)
+        for weight, e in zip(weights[0].tolist(), chosen[0].tolist(), strict=True):
+            x = self.experts[e](x, h, weight)
+        return x
+
+    def visit_sorted(self, x: Tensor, h: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """The N k visits in the order of the experts, each expert on one slice of them."""
+        slots = chosen.flatten()
+        order = slots.argsort(stable=True)
+        token = order // chosen.shape[1]
+        counts = slots.bincount(minlength=len(self.experts)).tolist()
+        rows = h.index_select(0, token)
+        gate, up = h.new_empty(2, len(rows), self.experts[0].gate.shape[1])
+        busy = [(e, n) for e, n in zip(self.experts, counts, strict=True) if n]
+        sizes = [n for _, n in busy]
+        for (e, _), r, g, u in zip(busy, *(t.split(sizes) for t in (rows, gate, up)), strict=True):
+            torch.mm(r, e.gate, out=g)
+            torch.mm(r, e.up, out=u)
+        inner = F.silu(gate).mul_(up).mul_(weights.flatten()[order].unsqueeze(-1))
+        for (e, _), i, r in zip(busy, inner.split(sizes), rows.split(sizes), strict=True):
+            torch.mm(i, e.down, out=r)  # what the rows held has been read
+        return x.index_add(0, token, rows)
