@@ -52,6 +52,7 @@ def write_source(notebook: NotebookNode, path: Path) -> None:
 
 
 def _take_id(cell: NotebookNode, place: str, seen: dict[str, int]) -> None:
+    cell.metadata.pop("lines_to_next_cell", None)  # ruff wants two blank lines before a def
     name = cell.metadata.pop("id", None)
     if name is None:
         raise ValueError(f'{place}: the cell has no id. Name it in its header: # %% id="...".')
