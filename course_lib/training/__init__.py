@@ -1,5 +1,6 @@
 """Fitting a decoder: the objective and one step of it."""
 
+from .balance import update_selection_bias
 from .loop import StepReport, losses, training_step
 from .objective import balance_loss, load_balancing_loss, next_token_loss
 
@@ -10,4 +11,5 @@ __all__ = [
     "losses",
     "next_token_loss",
     "training_step",
+    "update_selection_bias",
 ]
