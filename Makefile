@@ -35,6 +35,12 @@ check: $(STAMP) ## lint, formatting, and the prose and contract tests
 refresh: model ## rebuild and re-execute the notebooks, write what changed (NB=05_rope for one)
 	$(BIN)/python -m tools.notebooks refresh --jobs $(JOBS) $(NB)
 
+present: model ## one notebook on the wall: code hidden, widgets live (NB=16_end_to_end LABARGS=...)
+	$(BIN)/python -m tools.present $(NB) $(LABARGS)
+
+slides: $(STAMP) ## write an offline deck of each notebook to build/slides (NB=05_rope for one)
+	$(BIN)/python -m tools.slides $(NB)
+
 lock: $(STAMP) ## resolve the pins of pyproject.toml again into .ci/constraints.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" --extra test --extra browser pyproject.toml -o $(LOCK)
 
@@ -62,4 +68,4 @@ torch:
 	|| { echo "NOTICE: $(TORCH_INDEX) cannot be reached, so torch comes from PyPI. On Linux that is the CUDA build, about 3 GB; stop now (Ctrl-C) if that is not wanted." >&2; \
 	$(BIN)/python -m pip install --no-deps "torch==$(TORCH)"; }
 
-.PHONY: help lab test check refresh lock clean model torch
+.PHONY: help lab test check refresh present slides lock clean model torch

@@ -16,6 +16,7 @@ from tools.contract import missing_twins, problems, source_of, texts
 from tools.execute import execute
 from tools.normalise import dumps, normalise
 from tools.percent import read_source, write_source
+from tools.prose import check_notebook, facts
 
 NOTEBOOKS = Path("notebooks")
 
@@ -50,11 +51,11 @@ def refresh(folder: Path, names: list[str], jobs: int) -> int:
 
 
 def check(folder: Path, names: list[str], jobs: int) -> int:
-    """Hold the stored notebooks to the rules that need no execution."""
-    found = [*missing_twins(folder)]
-    for name in names:
-        if (folder / f"{name}.ipynb").exists():
-            found += problems(folder / f"{name}.ipynb")
+    """Hold the stored notebooks, prose numbers included, to what needs no execution."""
+    found, known = [*missing_twins(folder)], facts()
+    for path in (folder / f"{name}.ipynb" for name in names):
+        if path.exists():
+            found += [*problems(path), *map(str, check_notebook(path, known))]
     print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
     return 1 if found else 0
 
