@@ -124,9 +124,3 @@ def check_attention_mask(attention_mask, B: int, total: int):
         f"attention_mask={attention_mask.dtype} is a mask of numbers to add.",
         "Give True (or 1) for a real token and False (or 0) for padding.",
     )
-    empty = (~attention_mask.bool().any(dim=1)).nonzero().flatten().tolist()
-    require(
-        not empty,
-        f"attention_mask has no real token in rows {empty}.",
-        "Leave such rows out of the batch.",
-    )
