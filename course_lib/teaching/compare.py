@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from .exercise import Case, Exercise, Outcome, alike, observe, same
+from .exercise import Case, Exercise, Outcome, alike, cases_of, observe, same
 
 AXIS_WORDS = {
     "B": "row", "T": "token", "N": "token", "S": "key", "H": "head", "K": "key/value head",
@@ -120,9 +120,11 @@ def difference(got: Tensor, want: Tensor, axes: list[str], exercise: Exercise) -
     index = tuple(place for _, place in sorted(zip(order, first, strict=True)))
     place = ", ".join(f"{AXIS_WORDS.get(a, a)} {i}" for a, i in zip(axes, index, strict=True))
     largest = (got.double() - want.double())[wrong].abs().max().item()
+    found = f"{got[index].item():.4f}, expected {want[index].item():.4f}"
+    if got.numel() == 1:
+        return f"is {found}"
     return (
-        f"differs{' first at ' + place if place else ''}: {got[index].item():.4f}, expected "
-        f"{want[index].item():.4f} (largest difference {largest:.4f}, "
+        f"differs first at {place}: {found} (largest difference {largest:.4f}, "
         f"{int(wrong.sum())} of {wrong.numel()} values differ)"
     )
 
@@ -132,7 +134,7 @@ STAGES = (faults, shapes, dtypes, changes, properties, values)
 
 def first_problem(exercise: Exercise, got: list[Outcome], want: list[Outcome]) -> str | None:
     """The first sentence of the first stage that has one, with the case that shows it."""
-    cases = exercise.make_cases()
+    cases = cases_of(exercise)
     for stage in STAGES:
         for case, *outcomes in zip(cases, got, want, strict=True):
             for sentence in stage(exercise, case, *outcomes):

@@ -84,13 +84,20 @@ class Outcome:
     changed: tuple[str, ...] = ()
 
 
+def cases_of(exercise: Exercise) -> list[Case]:
+    """The exercise's cases, made anew; the global generator is left as it was. Module 16."""
+    with torch.random.fork_rng(devices=[]):
+        return exercise.make_cases()
+
+
 def observe(exercise: Exercise, attempt: Callable) -> list[Outcome]:
     """Run an attempt on every case, each with its own inputs; an exception becomes a Fault.
 
     The global generator is left as it was. Module 16."""
+    cases = cases_of(exercise)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
-        return [observe_case(exercise, attempt, case) for case in exercise.make_cases()]
+        return [observe_case(exercise, attempt, case) for case in cases]
 
 
 def observe_case(exercise: Exercise, attempt: Callable, case: Case) -> Outcome:
@@ -148,9 +155,9 @@ def alike(a: Outcome, b: Outcome, tolerance: float) -> bool:
 def named(value, *names: str) -> dict[str, Tensor]:
     """What an attempt returned, as named outputs; raises Mismatch unless they are tensors."""
     values = value if isinstance(value, tuple) and len(names) > 1 else (value,)
-    wanted = f"({', '.join(names)})" if len(names) > 1 else names[0]
+    wanted = f"({', '.join(names)}), each a tensor" if len(names) > 1 else f"{names[0]}, a tensor"
     if len(values) != len(names) or not all(isinstance(v, Tensor) for v in values):
-        raise Mismatch(f"it returns {describe(value)}; expected {wanted}, each a tensor")
+        raise Mismatch(f"it returns {describe(value)}; expected {wanted}")
     return dict(zip(names, values, strict=True))
 
 

@@ -324,7 +324,7 @@ ROUTING_MISTAKES = (
             Flat),
 )  # fmt: skip
 
-top_k_routing = Exercise(
+TOP_K_ROUTING = Exercise(
     name="top_k_routing",
     module="16",
     prompt="Send each token to its k best experts and add their weighted results.",
