@@ -7,8 +7,24 @@ from course_lib.teaching.explore import Explorable
 
 # name: (module, factory); a module is imported when its explorable is asked for
 PLACES = {
+    "moe_balance": ("moe", "balance_explorable"),
+    "moe_capacity": ("moe", "capacity_explorable"),
+    "moe_combinations": ("moe", "combinations_explorable"),
+    "moe_conventions": ("moe", "conventions_explorable"),
+    "moe_models": ("moe", "models_explorable"),
+    "moe_parameters": ("moe", "parameters_explorable"),
+    "alibi": ("rope", "alibi_explorable"),
+    "clock": ("rope", "clock_explorable"),
+    "permutation": ("rope", "permutation_explorable"),
+    "position_precision": ("rope", "precision_explorable"),
+    "score_against_distance": ("rope", "score_explorable"),
+    "sinusoids": ("rope", "sinusoid_explorable"),
+    "wavelengths": ("rope", "ladder_explorable"),
     "router": ("router", "router_explorable"),
     "shapes": ("shapes", "shape_explorer"),
+    "attention_maps": ("attention_maps", "attention_maps"),
+    "stepper": ("stepper", "generation_stepper"),
+    "switchboard": ("switchboard", "bug_switchboard"),
 }
 
 
