@@ -9,7 +9,7 @@ import traitlets
 
 from course_lib.model.checks import require
 
-LABEL_WIDTH = "170px"
+LABEL_WIDTH = "190px"
 FEW_OPTIONS, SHORT_OPTIONS = 4, 26  # at most so many, so long in all: buttons, else a menu
 SAMPLE_TEXTS = ("a", "The cat sat on the mat.", "naïve café 你好", "   ", "x" * 40)
 
@@ -32,7 +32,7 @@ class Control:
             "description": self.caption(name),
             "tooltip": self.help or self.caption(name),
             "style": {"description_width": LABEL_WIDTH},
-            "layout": ipywidgets.Layout(width="100%", min_width="300px", margin="1px 0"),
+            "layout": ipywidgets.Layout(width="100%", min_width="300px", margin="0"),
         }
 
 
@@ -193,7 +193,7 @@ class Toggle(Control):
         return bool(index)
 
     def widget(self, name: str):
-        return ipywidgets.Checkbox(self.default, indent=True, **self.common(name))
+        return ipywidgets.Checkbox(self.default, indent=False, **self.common(name))
 
 
 @dataclass(frozen=True)

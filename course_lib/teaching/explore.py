@@ -34,6 +34,18 @@ REMEMBERED_ERRORS = 16
 PICTURE_WIDTH = 960  # pixels of the stored picture on the page
 
 
+def with_class(widget: ipywidgets.Widget, name: str) -> ipywidgets.Widget:
+    """The widget, marked so that static/canvas.css finds it."""
+    widget.add_class(name)
+    return widget
+
+
+def descendants(widget: ipywidgets.Widget) -> list[ipywidgets.Widget]:
+    """The widget and all that it contains."""
+    children = getattr(widget, "children", ())
+    return [widget, *(inner for child in children for inner in descendants(child))]
+
+
 def named(function: Callable | None, controls: Mapping, first: int) -> Callable | None:
     """`function` called with its first arguments and those controls that it names."""
     if function is None:
@@ -80,7 +92,7 @@ class Explorable:
         disabled: Callable | None = None,
         limit_bytes: Callable | None = None,
         invariants: Callable | None = None,
-        height: int = 400,
+        height: int = 380,
     ):
         check_declaration(name, compute, controls, view_only)
         self.name, self.title, self.height = name, title or name, height
@@ -118,34 +130,29 @@ class Explorable:
         self.reset_button.on_click(lambda button: self._guarded(self.reset))
         self.canvas.on_msg(lambda widget, content, buffers: self._guarded(self._answer, content))
         heading = ipywidgets.HTML(f"<h3>{html.escape(self.title)}</h3>")
-        heading.add_class("explorable-title")
-        top = ipywidgets.HBox([heading, self.reset_button])
-        top.add_class("explorable-top")
-        self.widget = ipywidgets.VBox([top, *self._groups(), self.reasons, self.canvas])
-        self.widget.add_class("explorable")
-        self.reasons.add_class("explorable-reasons")
+        title = with_class(heading, "explorable-title")
+        top = with_class(ipywidgets.HBox([title, self.reset_button]), "explorable-top")
+        parts = [top, *self._groups(), with_class(self.reasons, "explorable-reasons"), self.canvas]
+        self.widget = with_class(ipywidgets.VBox(parts), "explorable")
 
     def _groups(self) -> list[ipywidgets.Widget]:
-        """The controls in two columns; a group has its name above it."""
+        """The controls in two columns; groups stand side by side, each under its name."""
         groups: dict[str, list] = {}
         for name, control in self.declared.items():
             groups.setdefault(control.group, []).append(self.controls[name])
-        boxes = []
+        if len(groups) == 1:
+            return [with_class(ipywidgets.Box(*groups.values()), "explorable-controls")]
+        columns = []
         for title, widgets in groups.items():
-            if title:
-                heading = ipywidgets.HTML(html.escape(title))
-                heading.add_class("explorable-group")
-                boxes.append(heading)
-            box = ipywidgets.Box(widgets)
-            box.add_class("explorable-controls")
-            boxes.append(box)
-        return boxes
+            heading = with_class(ipywidgets.HTML(html.escape(title)), "explorable-group")
+            columns.append(ipywidgets.VBox([heading, *widgets]))
+        return [with_class(ipywidgets.Box(columns), "explorable-controls")]
 
     def close(self):
         """Let go of all widgets, as when a cell is run again."""
         if self._timer is not None:
             self._timer.cancel()
-        for widget in (*self.controls.values(), self.canvas, self.reset_button, self.widget):
+        for widget in descendants(self.widget):
             widget.close()
 
     # -- state --------------------------------------------------------------------------------

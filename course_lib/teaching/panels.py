@@ -102,9 +102,9 @@ def own_limits(shown: np.ndarray, scale: str) -> tuple[float, float]:
 class Bars(Panel):
     """One bar for each label; 2-D values (n names, n labels) are stacked.
 
-    `reference` is a dashed line, with its label. roles: one for each bar, or for each name
-    when stacked; "expert 3" is a role. pick={"x": control} sets it to the bar's index.
-    Module 16."""
+    fmt is a format string, or "compact" for 1.5M. `reference` is a dashed line, with its
+    label. roles: one for each bar, or for each name when stacked; "expert 3" is a role.
+    pick={"x": control} sets it to the bar's index. Module 16."""
 
     values: np.ndarray
     labels: list[str]
@@ -207,6 +207,14 @@ def rows_of(view) -> list[list[Panel]]:
     panels = [panel for row in rows for panel in row]
     demand(all(isinstance(p, Panel) for p in panels), "The view holds something else than panels.")
     return rows
+
+
+def compact(value: float) -> str:
+    """1,500,000 as 1.5M: short enough for a tick."""
+    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * 0.9999:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.3g}"
 
 
 NOTE_LINE, NOTE_FRAME, LEAST_ROW = 18, 40, 110  # pixels

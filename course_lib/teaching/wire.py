@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from course_lib.teaching.panels import Bars, Heat, Lines, Note, Panel, Picture
+from course_lib.teaching.panels import Bars, Heat, Lines, Note, Panel, Picture, compact
 
 KINDS = {kind.__name__: kind for kind in (Heat, Bars, Lines, Note, Picture)}
 ALIGNMENT = 8  # bytes: a Float64Array must start at a multiple of it
@@ -59,7 +59,8 @@ def texts_of(panel: Panel) -> list[str] | None:
     """Values written out by Python's format, so that both renderers write the same."""
     if isinstance(panel, Bars) and panel.show_values:
         totals = panel.values if panel.values.ndim == 1 else panel.values.sum(0)
-        return [panel.fmt.format(value) for value in totals]
+        write = compact if panel.fmt == "compact" else panel.fmt.format
+        return [write(value) for value in totals]
     if isinstance(panel, Heat) and panel.fmt:
         return [panel.fmt.format(value) for value in panel.values.ravel()]
     return None
