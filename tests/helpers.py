@@ -101,7 +101,8 @@ def small(**changes) -> Config:
 def jittered(cfg: Config, seed: int = 0, dtype=torch.float32) -> ModernDecoder:
     """A decoder in which nothing is neutral: gains are not 1, sinks and biases not 0."""
     draw = torch.Generator().manual_seed(seed)
-    model = ModernDecoder(cfg, init=None)
+    with torch.random.fork_rng(devices=[]):
+        model = ModernDecoder(cfg, init=None)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             gain = tensor.dim() == 1 and ("norm" in name or name.endswith("W_q.1.weight"))
