@@ -12,7 +12,9 @@ EXERCISES = {
     "decode_step": "generation",
     "grouped_query_attention": "attention",
     "next_token_loss": "loss",
+    "rotate_heads": "rope",
     "top_k_routing": "routing",
+    "yarn_frequencies": "rope",
 }
 
 

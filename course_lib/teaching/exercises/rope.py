@@ -269,7 +269,7 @@ ROPE_MISTAKES = (
     ),
 )  # fmt: skip
 
-rotate_heads = Exercise(
+ROTATE_HEADS = Exercise(
     name="rotate_heads",
     module="05",
     prompt="Turn the first d_rotated channels of each head by the positions of its tokens.",
@@ -503,7 +503,7 @@ YARN_MISTAKES = (
     ),
 )  # fmt: skip
 
-yarn_frequencies = Exercise(
+YARN_FREQUENCIES = Exercise(
     name="yarn_frequencies",
     module="05",
     prompt="Slow each pair of RoPE down by YaRN's rule.",
