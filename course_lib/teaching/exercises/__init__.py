@@ -9,6 +9,8 @@ from ..exercise import Exercise
 
 EXERCISES = {
     "balance_loss": "loss",
+    "biased_routing": "moe",
+    "capacity": "moe",
     "decode_step": "generation",
     "grouped_query_attention": "attention",
     "next_token_loss": "loss",
