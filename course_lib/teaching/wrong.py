@@ -1,7 +1,5 @@
 """Mistakes on purpose: each class gets one step of the decoder wrong, on the same weights."""
 
-import copy
-
 import torch
 from torch import Tensor
 
@@ -14,6 +12,7 @@ from course_lib.model.attention import (
 from course_lib.model.checks import require
 from course_lib.model.decoder import ModernDecoder
 from course_lib.model.masks import additive, causal_mask
+from course_lib.teaching.swapping import share
 
 
 class StepByStep(GroupedQueryAttention):
@@ -146,8 +145,7 @@ def with_mistakes(model: ModernDecoder, *mistakes: type) -> ModernDecoder:
             f"attention={type(block.attn).__name__} has no such steps.",
             "Build the model with Config(attention=GQA()).",
         )
-    shared = {id(p): p for p in model.parameters()}
-    wrong = copy.deepcopy(model, memo=shared)  # copies the modules, keeps the weights
+    wrong = share(model)
     for block in wrong.blocks:
         if in_attention:
             block.attn.__class__ = type("Mistaken", tuple(in_attention), {})
