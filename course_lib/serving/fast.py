@@ -8,8 +8,8 @@
    heads, and one copy takes keys and values into a cache that was allocated at the start.
 3. For one new token, the query heads that share a key head are the rows of a small matrix: the
    cached keys are read once a group, and never repeated.
-4. One token visits its k experts by number. Many tokens are sorted by expert, and the activation
-   then runs once over all of them.
+4. One token visits its k experts by number. Many tokens are sorted by expert, so that each expert
+   runs once over a slice and an expert that nobody chose does not run.
 5. Results are added where they belong by the product itself: x + h W is one operation.
 6. A prompt needs logits at its end only, so in the last block all other tokens leave their keys
    and values and nothing else.
@@ -134,6 +134,8 @@ class FastDecoder:
         self.embed, self.head = model.embed.weight, model.lm_head.weight
         self.layers = [FastBlock(block, batch, capacity) for block in model.blocks]
         self.norm_f = FastNorm([model.norm_f])
+        self.attn = model.blocks[0].attn  # all are of one shape
+        self.room = Projected(self.attn, batch, 1)
         self.cos, self.sin = doubled(*model.rope(torch.arange(capacity)), self.embed)
 
     @torch.inference_mode()
@@ -143,9 +145,10 @@ class FastDecoder:
         self.length = end = start + T
         cos, sin = self.cos[start:end], self.sin[start:end]
         x = F.embedding(ids, self.embed).flatten(0, 1)  # (N, D) from here on
+        room = self.room if T == 1 else Projected(self.attn, self.batch, T)
         for layer in self.layers[:-1]:
-            x = layer(x, start, cos, sin, queries=T)
-        x = self.layers[-1](x, start, cos, sin, queries=1)
+            x = layer(x, start, cos, sin, room, queries=T)
+        x = self.layers[-1](x, start, cos, sin, room, queries=1)
         return F.linear(self.norm_f(x), self.head)
 
     def check_room(self, ids: Tensor):
@@ -193,6 +196,18 @@ def transposed(linear: nn.Linear) -> Tensor:
     return linear.weight.t()
 
 
+class Projected:
+    """Room for q, k and v of N = B T tokens side by side, and the views that are taken of it."""
+
+    def __init__(self, attn: GroupedQueryAttention, B: int, T: int):
+        H, K, h = attn.H, attn.H_kv, attn.d_head
+        rows = attn.W_q.weight.new_empty(B * T, (H + 2 * K) * h)
+        self.parts = rows.split((H * h, K * h, K * h), dim=1)
+        heads = rows.view(B, T, H + 2 * K, h)
+        self.q, self.qk = heads[:, :, :H], heads[:, :, : H + K]
+        self.kv = heads[:, :, H:].transpose(1, 2)  # (B, 2 K, T, h), as it is cached
+
+
 class FastBlock:
     """One block over N = B T tokens x (N, D), and the cache of its keys and values."""
 
@@ -210,28 +225,23 @@ class FastBlock:
         self.kv, self.k, self.v = kv, kv[:, : self.K], kv[:, self.K :]
         self.ffn = FastMoE(block.ffn) if block.is_moe else FastSwiGLU(block.ffn)
 
-    def __call__(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, queries: int) -> Tensor:
+    def __call__(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, room, queries: int):
         """All tokens leave keys and values; the last `queries` of each row go on."""
-        q = self.remember(self.norm1(x), start, cos, sin)[:, -queries:]
-        heads = self.attend(q, end=start + len(cos))
+        q = self.remember(self.norm1(x), start, cos, sin, room)
+        heads = self.attend(q[:, -queries:], end=start + len(cos))
         if len(heads) < len(x):
             x = x.unflatten(0, (self.B, -1))[:, -queries:].flatten(0, 1)
         x = torch.addmm(x, heads, self.W_o)
         return self.ffn(x, self.norm2(x))
 
-    def remember(self, x: Tensor, start: int, cos: Tensor, sin: Tensor) -> Tensor:
+    def remember(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, room) -> Tensor:
         """Write k and v of the new tokens to the cache; return their q (B, T, H, h)."""
-        H, K, h, T = self.H, self.K, self.h, len(cos)
-        buffer = x.new_empty(len(x), (H + 2 * K) * h)
-        parts = buffer.split((H * h, K * h, K * h), dim=1)
-        for W, part in zip(self.projections, parts, strict=True):
+        for W, part in zip(self.projections, room.parts, strict=True):
             torch.mm(x, W, out=part)
-        qkv = buffer.view(self.B, T, H + 2 * K, h)
-        raw = qkv[:, :, : H + K]
-        qk = self.qk_norm(raw)
-        torch.addcmul(qk * cos, qk.roll(h // 2, -1), sin, out=raw)
-        self.kv[:, :, start : start + T] = qkv[:, :, H:].transpose(1, 2)
-        return qkv[:, :, :H]
+        qk = self.qk_norm(room.qk)
+        torch.addcmul(qk * cos, qk.roll(self.h // 2, -1), sin, out=room.qk)
+        self.kv[:, :, start : start + len(cos)] = room.kv
+        return room.q
 
     def attend(self, q: Tensor, end: int) -> Tensor:
         """Softmax attention of q (B, T, H, h) to the first `end` cached tokens: (B T, H h)."""
@@ -247,16 +257,34 @@ class FastBlock:
         return heads.transpose(1, 2).reshape(B * T, H * h)
 
 
+FEW = 4  # rows up to which a weight is better read as the left factor
+
+
 class FastSwiGLU:
-    """x + weight * SwiGLU(h), the sum made by the last product."""
+    """The three products of a SwiGLU, added to x or alone."""
 
     def __init__(self, ffn: SwiGLU):
         self.gate, self.up = transposed(ffn.w_gate), transposed(ffn.w_up)
         self.down = transposed(ffn.w_down)
 
+    def inner(self, h: Tensor) -> Tensor:
+        return F.silu(torch.mm(h, self.gate)).mul_(torch.mm(h, self.up))
+
     def __call__(self, x: Tensor, h: Tensor, weight: float = 1.0) -> Tensor:
-        inner = F.silu(torch.mm(h, self.gate)).mul_(torch.mm(h, self.up))
-        return torch.addmm(x, inner, self.down, alpha=weight)
+        """x + weight * SwiGLU(h), the sum made by the last product."""
+        return torch.addmm(x, self.inner(h), self.down, alpha=weight)
+
+    def visit(self, rows: Tensor) -> Tensor:
+        """SwiGLU of the few or many rows that chose this expert.
+
+        With few, W rows^T reads the weight in the order in which it lies, and waits less for
+        memory than rows W^T does (measured: a tenth of a step at batch 8)."""
+        if len(rows) > FEW:
+            return torch.mm(self.inner(rows), self.down)
+        gate, up = (torch.mm(W.t(), rows.t()) for W in (self.gate, self.up))  # (F, n)
+        inner = rows.new_empty(len(rows), len(gate))
+        torch.mul(F.silu(gate), up, out=inner.t())
+        return torch.mm(self.down.t(), inner.t()).t()
 
 
 class FastMoE:
@@ -285,13 +313,8 @@ class FastMoE:
         token = order // chosen.shape[1]
         counts = slots.bincount(minlength=len(self.experts)).tolist()
         rows = h.index_select(0, token)
-        gate, up = h.new_empty(2, len(rows), self.experts[0].gate.shape[1])
-        busy = [(e, n) for e, n in zip(self.experts, counts, strict=True) if n]
-        sizes = [n for _, n in busy]
-        for (e, _), r, g, u in zip(busy, *(t.split(sizes) for t in (rows, gate, up)), strict=True):
-            torch.mm(r, e.gate, out=g)
-            torch.mm(r, e.up, out=u)
-        inner = F.silu(gate).mul_(up).mul_(weights.flatten()[order].unsqueeze(-1))
-        for (e, _), i, r in zip(busy, inner.split(sizes), rows.split(sizes), strict=True):
-            torch.mm(i, e.down, out=r)  # what the rows held has been read
+        for expert, own in zip(self.experts, rows.split(counts), strict=True):
+            if len(own):
+                own.copy_(expert.visit(own))
+        rows.mul_(weights.flatten()[order].unsqueeze(-1))
         return x.index_add(0, token, rows)
