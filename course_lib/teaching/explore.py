@@ -31,6 +31,7 @@ MOST_CONTROLS = 7
 MOST_ALLOCATED = 2**30  # bytes that one state may need
 GATHER_SECONDS = 0.03  # changes that arrive together are computed once
 REMEMBERED_ERRORS = 16
+RUNS = ("formulas", "model", "smollm2")  # what a computation runs; the tests bound its time
 PICTURE_WIDTH = 960  # pixels of the stored picture on the page
 
 
@@ -74,8 +75,9 @@ class Explorable:
     title names the question, alt(data, ...) says the finding in a sentence, code(...) is the
     state as one line that runs. view_only names the controls that compute does not take.
     disabled(...) returns {control: reason}; limit_bytes(...) estimates what a state allocates;
-    invariants(data, ...) returns [(name, holds)] for the tests. Raises ValueError for a bad
-    declaration. Module 16."""
+    invariants(data, ...) returns [(name, holds)] for the tests. runs says what a new state
+    costs: "formulas", a forward pass of a small "model", or one of "smollm2". Raises ValueError
+    for a bad declaration. Module 16."""
 
     def __init__(
         self,
@@ -92,10 +94,11 @@ class Explorable:
         disabled: Callable | None = None,
         limit_bytes: Callable | None = None,
         invariants: Callable | None = None,
+        runs: str = "formulas",
         height: int = 380,
     ):
-        check_declaration(name, compute, controls, view_only)
-        self.name, self.title, self.height = name, title or name, height
+        check_declaration(name, compute, controls, view_only, runs)
+        self.name, self.title, self.height, self.runs = name, title or name, height, runs
         self.declared, self.view_only = dict(controls), tuple(view_only)
         inputs = [control for control in controls if control not in view_only]
         self._inputs = inputs
@@ -196,11 +199,7 @@ class Explorable:
             self.update()
             return
         if self._timer is None:
-            self._timer = loop.call_later(GATHER_SECONDS, self._after_gathering)
-
-    def _after_gathering(self):
-        self._timer = None
-        self.update()
+            self._timer = loop.call_later(GATHER_SECONDS, self.update)
 
     def _answer(self, content: dict):
         """A click on a cell or bar sets the controls that its panel names in `pick`."""
@@ -220,6 +219,9 @@ class Explorable:
 
     def update(self):
         """Compute what is missing and send the picture; a failure is shown, never raised."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._guarded(self._show_state)
 
     def _guarded(self, action: Callable, *arguments):
@@ -237,7 +239,7 @@ class Explorable:
         state = self.state
         self._mark_disabled(state)
         data = self.data
-        rows = rows_of(self._view(data, **state))
+        rows = self.viewed()
         picture = wire.encode(rows) | {
             "heights": row_heights(rows, self.height),
             "alt": self._alt(data, **state),
@@ -290,6 +292,10 @@ class Explorable:
         """The finding in a sentence."""
         return self.canvas.picture.get("alt", self.refusal or "")
 
+    def viewed(self) -> list[list[Panel]]:
+        """The panels that view makes of the data; raises as the two do."""
+        return rows_of(self._view(self.data, **self.state))
+
     def drawn(self) -> list[list[Panel]]:
         """The panels as the browser has got them, read back from the bytes."""
         return wire.decode(self.canvas.picture)
@@ -309,7 +315,8 @@ class Explorable:
         return dict(live) | stored, metadata
 
 
-def check_declaration(name, compute, controls, view_only):
+def check_declaration(name, compute, controls, view_only, runs):
+    require(runs in RUNS, f"{name}: runs={runs!r} is unknown.", f"Choose from {RUNS}.")
     require(
         0 < len(controls) <= MOST_CONTROLS,
         f"{name}: {len(controls)} controls.",

@@ -11,7 +11,7 @@ from course_lib.teaching.panels import Bars, Heat, Note
 from course_lib.trace import Stage, Trace, expert_usage, trace
 from course_lib.zoo.counts import ParameterCount, cache_bytes, count_parameters, forward_flops
 
-HEADS, EXPERTS = (1, 2, 4, 8, 16), (2, 4, 8, 16, 32)
+HEADS, KV_HEADS, EXPERTS = (4, 8, 16), (1, 2, 4, 8, 16), (4, 8, 16, 32)
 TOKENS, BATCH, LAYERS = 64, 8, 32  # at most
 RUN_LAYERS = 2  # a dense block and an MoE block: further ones have the shapes of the second
 SEED = 0
@@ -58,7 +58,7 @@ class WeightBank:
 
     def largest(self) -> dict[str, Tensor]:
         if self.drawn is None:
-            cfg = config(HEADS[-1], HEADS[-1], EXPERTS[-1], 2, RUN_LAYERS)
+            cfg = config(HEADS[-1], KV_HEADS[-1], EXPERTS[-1], 2, RUN_LAYERS)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(SEED)
                 self.drawn = ModernDecoder(cfg).state_dict()
@@ -139,7 +139,7 @@ def parameters_panel(data: Computed) -> Bars:
         names=["met by a token", "other experts"],
         roles=["experts", "stream"],
         fmt="compact",
-        width=1.3,
+        width=1.45,
     )
 
 
@@ -163,9 +163,9 @@ def weights_panel(data: Computed, heads: int, kv_heads: int) -> Heat:
     T, group = weights.shape[-1], heads // kv_heads
     return Heat(
         weights,
-        title=f"Each key/value head serves {group} of {heads} query heads"
+        title=f"{group} query heads share the keys of one"
         if group > 1
-        else f"Each of {heads} query heads has its own keys",
+        else "Each query head has its own keys",
         xlabel="key s",
         ylabel="query t",
         names=[f"h {h}" for h in range(heads)],
@@ -230,7 +230,7 @@ def shape_explorer() -> Explorable:
         summary,
         controls={
             "heads": Slider(8, values=HEADS, label="query heads (H)"),
-            "kv_heads": Slider(2, values=HEADS, label="key/value heads (K)"),
+            "kv_heads": Slider(2, values=KV_HEADS, label="key/value heads (K)"),
             "experts": Slider(8, values=EXPERTS, label="experts (E)"),
             "top_k": Slider(2, 1, 8, label="experts a token (k)"),
             "layers": Slider(4, 2, LAYERS, label="layers (L)"),
@@ -241,5 +241,6 @@ def shape_explorer() -> Explorable:
         alt=finding,
         code=code,
         invariants=invariants,
+        runs="model",
         height=384,
     )
