@@ -86,7 +86,7 @@ class Recorder:
 
     def __init__(self, counter: FlopCounterMode | None):
         self.stages: list[Stage] = []
-        self.counter, self.flops_before = counter, 0
+        self.counter, self.flops_before, self.flops_at_core = counter, 0, 0
 
     def flops_so_far(self) -> int:
         return self.counter.get_total_flops() if self.counter else 0
@@ -103,10 +103,13 @@ class Recorder:
 
         return after
 
+    def core_hook(self, core: AttentionCore, args):
+        self.flops_at_core = self.flops_so_far()
+
     def explicit_hook(self, core: AttentionCore, args, fused: Tensor):
         """Run the form that has scores (its Taps record them) and hold it against the fused
         one. The FLOPs of the fused run are passed over: counted once, in the open form."""
-        self.flops_before = self.flops_so_far()
+        self.flops_before += self.flops_so_far() - self.flops_at_core
         explicit = core.explicit(*args)
         # a few roundings of the dtype, relative to the largest value
         allowed = 64 * torch.finfo(fused.dtype).eps * max(1.0, explicit.abs().max().item())
@@ -159,8 +162,8 @@ def hooks(root: nn.Module, stages: Iterator, recorder: Recorder):
             stack.callback(handle.remove)
         for module in root.modules():
             if isinstance(module, AttentionCore) and not module.makes_scores:
-                handle = module.register_forward_hook(recorder.explicit_hook)
-                stack.callback(handle.remove)
+                stack.callback(module.register_forward_pre_hook(recorder.core_hook).remove)
+                stack.callback(module.register_forward_hook(recorder.explicit_hook).remove)
         yield
 
 
@@ -204,6 +207,14 @@ class Divergence:
         return f"{self.name}: {self.reason}"
 
 
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """max |a - b|, where equal infinities (masked scores) and NaN beside NaN differ by 0."""
+    a, b = a.double(), b.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = (a - b).abs().masked_fill(same, 0.0).nan_to_num(float("inf"))
+    return gap.max().item() if gap.numel() else 0.0
+
+
 def diverge(a: Trace, b: Trace, atol: float = 1e-5) -> Divergence | None:
     """Name the first stage of a whose value is not that of b within atol; None if all agree.
 
@@ -212,10 +223,8 @@ def diverge(a: Trace, b: Trace, atol: float = 1e-5) -> Divergence | None:
         if ours.name != theirs.name or ours.shape != theirs.shape:
             reason = f"{ours.shape} against {theirs.name} {theirs.shape}"
             return Divergence(ours.name, reason, float("inf"))
-        # equal infinities (masked scores) have the difference NaN: take them as 0
-        gap = (ours.value.double() - theirs.value.double()).abs().nan_to_num(0.0)
-        if gap.numel() and gap.max() > atol:
-            largest = gap.max().item()
+        largest = largest_difference(ours.value, theirs.value)
+        if largest > atol:
             return Divergence(ours.name, f"largest difference {largest:.2g}", largest)
     if len(a) != len(b):
         longer = max(a, b, key=len)
