@@ -23,8 +23,8 @@ import torch.nn.functional as F
 torch.set_num_threads(1)
 
 from course_lib import MLA, Config, ModernDecoder, Router, YaRN, losses, new_caches, training_step
-from course_lib.model import Rope
-from course_lib.teaching import figures, theme, wrong
+from course_lib.model import GroupedQueryAttention, MoE, Rope
+from course_lib.teaching import check, diagrams, figures, swap, theme, wrong
 from course_lib.trace import diverge, expert_usage, trace, trace_block
 from course_lib.zoo.counts import cache_bytes, count_parameters, forward_flops
 
@@ -57,6 +57,16 @@ theme.show(
 # %% [markdown] id="first-figure-notes" slideshow={"slide_type": "notes"}
 # **4 minutes.** Let people guess what each bar is before you name it. The two narrow ones are K and
 # V: they come back in the section on heads. The last one is the vocabulary.
+
+# %% [markdown] id="map-text" slideshow={"slide_type": "skip"}
+# ### The map
+#
+# The same model as a diagram, drawn from the instance and its trace: change the `Config` and it
+# changes. Ctrl or Cmd with the wheel zooms at the pointer, dragging moves, a double click fits. Click a
+# node for its formula, its shapes and the line of code that makes it.
+
+# %% id="map" slideshow={"slide_type": "skip"}
+diagrams.architecture(model, run)
 
 # %% [markdown] id="build-text" slideshow={"slide_type": "skip"}
 # ## 1 · Build it from plain torch
@@ -306,6 +316,18 @@ with torch.no_grad():
 # Notice also that the stream grows as layers add to it. Nothing ever scales it down; the
 # norms in front of each layer, and the final one, are what makes that harmless.
 
+# %% [markdown] id="turn-shapes-text" slideshow={"slide_type": "skip"}
+# ### Turn: every shape, every size
+#
+# Move one control at a time and predict before you look. Which one changes the scores but not the
+# parameters? Which one changes the total but not the active parameters? Which one changes
+# the cache and nothing else you can see in the logits' shape?
+
+# %% id="turn-shapes" slideshow={"slide_type": "skip"}
+from course_lib.teaching.explorables.shapes import shape_explorer
+
+shape_explorer()
+
 # %% [markdown] id="heads-gap-text" slideshow={"slide_type": "slide"}
 # ## 3 · Eight queries, two keys
 #
@@ -355,6 +377,48 @@ for name, tensor in (
 # copy is temporary, one layer at a time, and torch's fused attention avoids it
 # (`enable_gqa=True`, which the library uses). What must never be four times as large is what *stays*.
 
+# %% [markdown] id="block-map-text" slideshow={"slide_type": "skip"}
+# ### One block, opened
+#
+# Two plus signs, two detours. Follow K and V: they stay narrow until the cache is behind them.
+
+# %% id="block-map" slideshow={"slide_type": "skip"}
+diagrams.block(model, run, layer=1)
+
+# %% [markdown] id="exercise-attention-text" slideshow={"slide_type": "skip"}
+# ### Your turn: grouped-query attention with a cache
+#
+# Fill in the body. `check` compares your class with the library's on the same weights, in several
+# ways at once, and names the mistake where it knows it. As long as nothing is written, the
+# library's version is used and the notebook goes on. Stuck? `source(GroupedQueryAttention.forward)`
+# shows the library's text.
+
+# %% id="exercise-tools" slideshow={"slide_type": "skip"}
+# for your own code in this and the other exercises
+from course_lib.model import apply_rope, merge_heads, split_heads  # noqa: F401
+from course_lib.teaching import source  # noqa: F401
+
+
+# %% id="exercise-attention" tags=["exercise:grouped_query_attention"] slideshow={"slide_type": "skip"}
+class MyAttention(GroupedQueryAttention):
+    def forward(self, x, cos, sin, cache=None, mask=None):
+        """x (B, T, D) to (B, T, D); mask is True where a query may see a key, or None: causal."""
+        # 1. self.W_q, self.W_k, self.W_v, each split_heads: q (B, H, T, h), k and v (B, K, T, h).
+        # 2. self.q_norm and self.k_norm on each head, then apply_rope on q and k.
+        # 3. With a cache: k, v = cache.update(k, v) gives all S keys and values so far.
+        # 4. Each of the K heads in place self.group_size times; softmax(q k^T / sqrt(h)) v.
+        # 5. merge_heads, self.W_o.
+        ...
+
+
+MyAttention = check("grouped_query_attention", MyAttention).use
+
+# %% [markdown] id="exercise-attention-after" slideshow={"slide_type": "skip"}
+# `swap` puts your class into the running decoder, on the same weights:
+
+# %% id="swap-attention" slideshow={"slide_type": "skip"}
+swapped = swap(model, MyAttention)
+
 # %% [markdown] id="order-text" slideshow={"slide_type": "slide"}
 # ## 4 · The order of operations
 #
@@ -395,6 +459,7 @@ found = {name: errors(mistake, [6, 6]) for name, mistake in mistakes.items()}
 
 fig, ax = theme.figure(11, 3.7)
 figures.draw_position_errors({name: e.tolist() for name, e in found.items()}, ax, boundary=6)
+theme.save(fig, "16_mistakes")
 theme.show(
     fig,
     alt="Tiled heads and RoPE on V are wrong from the start; the mask and the offset only from the "
@@ -441,8 +506,8 @@ with torch.no_grad():
 for name, weights in (("gains all 1", model), ("gains 0.5 to 1.5", trained)):
     e = errors(wrong.NormAfterRope, [6, 6], weights)
     print(f"{name:18} equal: {bool((e < 1e-5).all())}, largest difference {e.max():.2f}")
-swapped = trace(wrong.with_mistakes(trained, wrong.NormAfterRope), tokens)
-print("first stage that differs:", diverge(trace(trained, tokens), swapped).name)
+turned_first = trace(wrong.with_mistakes(trained, wrong.NormAfterRope), tokens)
+print("first stage that differs:", diverge(trace(trained, tokens), turned_first).name)
 
 # %% [markdown] id="gains-after" slideshow={"slide_type": "skip"}
 # `diverge` compares two recorded passes and names the first tensor that is not the same. The position
@@ -451,14 +516,14 @@ print("first stage that differs:", diverge(trace(trained, tokens), swapped).name
 # The lesson reaches beyond this pair: **test with weights that are not special.** Gains of 1,
 # biases of 0 and a single layer make mistakes cancel.
 
-# %% [markdown] id="mask-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="mask-text" slideshow={"slide_type": "skip"}
 # ### Which corner is the triangle tied to?
 #
 # After $P$ cached tokens, query $i$ of a chunk may see keys $j \le P + i$. Torch's `is_causal=True`
 # ties its triangle to the *upper left*: query $i$ sees keys $j \le i$, however many are cached. For an
 # empty cache both are the same square, which is why the mistake survives so long.
 
-# %% id="mask"
+# %% id="mask" slideshow={"slide_type": "skip"}
 q, k, v = torch.zeros(1, 2, 4), torch.zeros(1, 5, 4), torch.tensor([[[1.0], [2], [4], [8], [16]]])
 lower_right = torch.ones(2, 5).tril(diagonal=3).bool()
 print("is_causal=True ", F.scaled_dot_product_attention(q, k, v, is_causal=True).flatten().tolist())
@@ -518,6 +583,18 @@ for call in (
         print("ValueError:", error)
 print("tokens in the cache, still:", caches[0].length)
 
+# %% [markdown] id="turn-switchboard-text" slideshow={"slide_type": "slide"}
+# ### Turn: the bug switchboard
+#
+# Six mistakes as switches, on a small model whose gains are not 1. The map below the bars shows *where*
+# a mistake enters, and how it spreads from there. Find a mistake that leaves position 0 right, one that leaves a
+# whole chunk right, and one that leaves everything right but the memory.
+
+# %% id="turn-switchboard"
+from course_lib.teaching.explorables.switchboard import bug_switchboard
+
+bug_switchboard()
+
 # %% [markdown] id="router-text" slideshow={"slide_type": "slide"}
 # ## 5 · Reading a router
 #
@@ -539,6 +616,7 @@ readings = {
 fig, axes = theme.figure(12, 3.2, ncols=3)
 for ax, (name, counts) in zip(axes, readings.items(), strict=True):
     figures.draw_usage(counts, ax, name, even=sum(counts) / 8)
+theme.save(fig, "16_router")
 theme.show(
     fig,
     alt="Fed the embeddings, expert 0 is the favourite; in the forward pass it is expert 1; over "
@@ -599,6 +677,45 @@ for name in ("embed", "blocks.0.attn", "blocks.0.after_attn", "blocks.1.norm2"):
 # several times louder than the embedding it is added to. **The tokens of one sequence have become
 # alike, so they choose alike.** Across many sequences the averages differ, and the load evens out.
 # Six tokens of one sequence are one sample, not six.
+
+# %% [markdown] id="moe-map-text" slideshow={"slide_type": "skip"}
+# ### Who went where
+#
+# The same six tokens on their way through the experts of block 1:
+
+# %% id="moe-map" slideshow={"slide_type": "skip"}
+diagrams.moe(model, run, layer=1)
+
+# %% [markdown] id="turn-router-text" slideshow={"slide_type": "skip"}
+# ### Turn: how many tokens make a histogram?
+#
+# Lengthen the sequence, then enlarge the batch instead, to the same number of tokens. Which of the two
+# evens out the load, and why? Draw other seeds before you believe a pattern.
+
+# %% id="turn-router" slideshow={"slide_type": "skip"}
+from course_lib.teaching.explorables.router import router_explorable
+
+router_explorable()
+
+# %% [markdown] id="exercise-routing-text" slideshow={"slide_type": "skip"}
+# ### Your turn: top-k routing
+
+
+# %% id="exercise-routing" tags=["exercise:top_k_routing"] slideshow={"slide_type": "skip"}
+class MyMoE(MoE):
+    def forward(self, x):
+        """x (B, T, D) to out (B, T, D) and router_logits (N, E), with N = B T tokens."""
+        # 1. One list of all tokens, flat (N, D); self.gate gives router_logits (N, E).
+        # 2. Each token takes its self.top_k largest logits; softmax over these: the weights.
+        # 3. Each of self.experts runs on its own tokens; index_add_ weight * result.
+        # 4. Add every one of self.shared, then give the result the shape of x.
+        ...
+
+
+MyMoE = check("top_k_routing", MyMoE).use
+
+# %% id="swap-routing" slideshow={"slide_type": "skip"}
+swapped = swap(swapped, MyMoE)
 
 # %% [markdown] id="account-text" slideshow={"slide_type": "slide"}
 # ## 6 · Where the parameters are
@@ -754,6 +871,7 @@ def train(mistake=None, steps=150, V=16):
 curves = {"no mask: it reads the answer": train(wrong.NoMask), "causal mask": train()}
 fig, ax = theme.figure(9, 3)
 figures.draw_losses(curves, ax, math.log(16), "ln V")
+theme.save(fig, "16_leak")
 last = {name: sum(c[-10:]) / 10 for name, c in curves.items()}
 floor = math.log(16)
 theme.show(
@@ -770,6 +888,25 @@ theme.show(
 # The blue curve is not a better model. A loss near zero is a warrant to search: a missing mask, labels
 # that are not shifted, a test set inside the training set. It is no proof: data can be truly easy to
 # predict.
+
+# %% [markdown] id="exercise-loss-text" slideshow={"slide_type": "skip"}
+# ### Your turn: the loss of the next token
+
+
+# %% id="exercise-loss" tags=["exercise:next_token_loss"] slideshow={"slide_type": "skip"}
+def my_loss(logits, ids, ignore_index=-100):
+    """logits (B, T, V) and ids (B, T) of the same tokens to the mean loss in nats a token."""
+    # 1. The logits at position t predict the token at t + 1: leave out one end of each.
+    # 2. F.cross_entropy takes (N, V) and (N,), and ignore_index.
+    # 3. The mean runs over the tokens that count; 0 where none does.
+    ...
+
+
+loss_function = check("next_token_loss", my_loss).use
+
+# %% id="use-loss" slideshow={"slide_type": "skip"}
+with torch.no_grad():
+    print(f"the real objective, by this function: {loss_function(model(batch)[0], batch):.4f}")
 
 # %% [markdown] id="generate-text" slideshow={"slide_type": "slide"}
 # ## 8 · Generate: one row, one token, one step
@@ -800,6 +937,15 @@ print("as without a cache:", torch.equal(mine, model.generate(prompt, 10, 0, use
 # **5 minutes.** The one line to remember is `pos_offset=caches[0].length`. Ask where the
 # first new token's own key is when its logits are computed.
 
+# %% [markdown] id="generation-map-text" slideshow={"slide_type": "skip"}
+# ### The loop as a picture
+
+# %% id="generation-map" slideshow={"slide_type": "skip"}
+caches = new_caches(model)
+prefill = trace(model, prompt, caches)
+decode = trace(model, mine[:, 5:6], caches, pos_offset=5)
+diagrams.generation(model, prefill, decode)
+
 # %% [markdown] id="last-text" slideshow={"slide_type": "skip"}
 # ### What the cache saves
 #
@@ -816,14 +962,14 @@ with torch.no_grad():
 print("rows", logits.shape[1], "- likeliest after the last row", logits[0, -1].argmax().item(),
       "- after row 0", logits[0, 0].argmax().item())  # fmt: skip
 
-# %% [markdown] id="cache-equal-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="cache-equal-text" slideshow={"slide_type": "skip"}
 # ### The cache must change nothing
 #
 # This is the test that finds the mistakes of section 4: **every position**, **several ways to cut** the
 # prompt, more than one row, dense and MoE. One cut, compared at the last position, would have missed
 # most of them.
 
-# %% id="cache-equal"
+# %% id="cache-equal" slideshow={"slide_type": "skip"}
 torch.manual_seed(1)
 for kind, cfg in (("MoE", Config()), ("dense", Config(n_experts=0))):
     decoder_ = ModernDecoder(cfg)
@@ -834,6 +980,28 @@ for kind, cfg in (("MoE", Config()), ("dense", Config(n_experts=0))):
         for split in ([8], [1] * 8, [3, 2, 3], [7, 1]):
             gap = (in_chunks(decoder_, ctx, split) - whole).abs().max()
             print(f"{kind:5} batch {B}, chunks {split!s:26} < 1e-5 everywhere: {bool(gap < 1e-5)}")
+
+# %% [markdown] id="exercise-decode-text" slideshow={"slide_type": "skip"}
+# ### Your turn: one decode step
+
+
+# %% id="exercise-decode" tags=["exercise:decode_step"] slideshow={"slide_type": "skip"}
+def my_decode_step(model, caches, ids):
+    """ids (B, P + T), of which the caches hold the first P, to next-token logits (B, V)."""
+    # 1. The caches know how many tokens they hold: caches[0].length.
+    # 2. Only the T tokens after these go through the model, and pos_offset says where they stand.
+    # 3. The last of them predicts the next token.
+    ...
+
+
+decode_step = check("decode_step", my_decode_step).use
+
+# %% id="use-decode" slideshow={"slide_type": "skip"}
+row, caches = prompt, new_caches(model)
+with torch.no_grad():
+    for _ in range(10):
+        row = torch.cat((row, decode_step(model, caches, row).argmax(-1, keepdim=True)), dim=1)
+print("ten steps give what generate gives:", torch.equal(row, mine))
 
 # %% [markdown] id="mla-text" slideshow={"slide_type": "slide"}
 # ## 9 · Another attention in the same block
@@ -901,6 +1069,17 @@ print(f"  {'lm_head':16} B T V    {real['lm_head'].shape}")
 # **6 minutes.** The answer is computed in front of the audience. Ask for another question if you
 # like: the model is small, and its errors teach as much as its successes.
 
+# %% [markdown] id="turn-stepper-text" slideshow={"slide_type": "slide"}
+# ### Turn: one token a click
+#
+# Left, what the model believes; right, what the next token is drawn from. The dice are the same in every
+# run, so a changed text comes from a changed setting. Watch the cache: a click runs **one** token.
+
+# %% id="turn-stepper"
+from course_lib.teaching.explorables.stepper import generation_stepper
+
+generation_stepper()
+
 # %% [markdown] id="real-offset-text" slideshow={"slide_type": "slide"}
 # ### What the mistakes sound like
 #
@@ -946,6 +1125,7 @@ first = sinks.mean(dim=1)
 fig, axes = theme.figure(12, 4.2, ncols=3)
 for ax, (i, head) in zip(axes, ((0, 0), (11, 0), (20, 0)), strict=True):
     figures.draw_attention(weights[i, head], words, ax, f"layer {i}, head {head}")
+theme.save(fig, "16_attention")
 theme.show(
     fig,
     alt="Three attention maps. In the middle of the network most weight falls on the first token.",
@@ -958,6 +1138,17 @@ theme.show(
 # first token, whatever it is. The softmax must hand out a
 # total of 1 even when a head has nothing to fetch; the first token is visible to everyone
 # and serves as the place to put it. This is called an *attention sink* (module 10).
+
+# %% [markdown] id="turn-attention-text" slideshow={"slide_type": "skip"}
+# ### Turn: your own sentence
+#
+# Click a cell of the overview to open that head. Find a head that looks at the token just before, and
+# one that looks at the same word earlier in the sentence.
+
+# %% id="turn-attention" slideshow={"slide_type": "skip"}
+from course_lib.teaching.explorables.attention_maps import attention_maps
+
+attention_maps()
 
 # %% [markdown] id="production-text" slideshow={"slide_type": "slide"}
 # ## 11 · What production adds
