@@ -11,6 +11,18 @@ from course_lib.teaching.theme import INK, MASKED, ROLE, STYLE
 DARK = INK["light"]
 SMALL = STYLE["font.size"]
 
+
+def titled(ax: Axes, title: str, **labels) -> Axes:
+    """Give axes the finding as their title, and labels and limits as `Axes.set` takes them.
+
+    Module 05."""
+    ax.set(**labels)
+    ax.set_title(title, loc="left", fontweight="bold", fontsize=STYLE["axes.titlesize"])
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(frameon=False, fontsize=SMALL)
+    return ax
+
+
 # --- clock faces: angle 0 points right, and hands turn counter-clockwise ---------------------
 
 Face = tuple[str, float, float]  # caption, angle of the query's hand, of the key's hand (radians)
