@@ -156,11 +156,16 @@ def show(fig: Figure, alt: str, summary: str | None = None) -> Shown:
 
 def save(fig: Figure, name: str, folder: Path | None = None) -> list[Path]:
     """Write figures/name.svg and figures/name.png; a second call changes no byte. Module 16."""
+    return save_pictures(name, {"svg": svg_of(fig), "png": png_of(fig)}, folder)
+
+
+def save_pictures(name: str, pictures: dict[str, bytes], folder: Path | None) -> list[Path]:
+    """Write name.suffix for each picture into `folder` (default figures/) where bytes differ."""
     folder = FIGURES if folder is None else Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for suffix, render in (("svg", svg_of), ("png", png_of)):
-        path, content = folder / f"{name}.{suffix}", render(fig)
+    for suffix, content in pictures.items():
+        path = folder / f"{name}.{suffix}"
         if not path.exists() or path.read_bytes() != content:
             path.write_bytes(content)
         paths.append(path)

@@ -61,16 +61,15 @@ function fillPanel(panel, told, close) {
   button.addEventListener("click", close);
   panel.append(button, make("h4", "", told.title[0]));
   for (const line of told.title.slice(1)) panel.append(make("p", "diagram-sub", line));
-  const list = make("dl");
   for (const [key, value] of Object.entries(told.rows)) {
-    const row = make("dd");
-    row.append(make(key === "code" || key === "formula" ? "code" : "span", "", value));
-    list.append(make("dt", "", key), row);
+    const row = make("div", "diagram-row");
+    const tag = key === "code" || key === "formula" ? "code" : "span";
+    row.append(make("div", "diagram-key", key), make(tag, "", value));
+    panel.append(row);
   }
-  panel.append(list);
 }
 
-function watchPointer(view, camera, open) {
+function watchPointer(view, camera, open, close) {
   let drag = null;
   view.addEventListener(
     "wheel",
@@ -102,7 +101,10 @@ function watchPointer(view, camera, open) {
   };
   view.addEventListener("pointerup", end);
   view.addEventListener("pointercancel", end);
-  view.addEventListener("dblclick", () => camera.fit());
+  view.addEventListener("dblclick", () => {
+    close();
+    camera.fit();
+  });
 }
 
 function watchKeys(box, act, camera, open, close) {
@@ -141,6 +143,7 @@ function mountDiagram(host, svgText, told) {
   const percent = make("span", "diagram-percent");
   const camera = makeCamera(svg, (value) => (percent.textContent = `${value} %`));
   const nodes = [...svg.querySelectorAll("[data-node]")].filter((node) => told[node.dataset.node]);
+  const stage = make("div", "diagram-stage");
   const close = () => {
     panel.hidden = true;
     nodes.forEach((node) => node.classList.remove("open"));
@@ -151,6 +154,9 @@ function mountDiagram(host, svgText, told) {
     node.classList.add("open");
     fillPanel(panel, told[node.dataset.node], close);
     panel.hidden = false;
+    // the panel lies over the drawing, which keeps its size: move what it would hide
+    const hidden = node.getBoundingClientRect().right + 16 - panel.getBoundingClientRect().left;
+    if (hidden > 0) camera.pan(hidden * camera.perPixel(), 0);
   };
   const act = (key) => {
     if (key === "+") camera.zoom(1.4);
@@ -171,9 +177,8 @@ function mountDiagram(host, svgText, told) {
     bar.append(button);
   }
   bar.append(percent, make("span", "diagram-hint", "Ctrl + wheel zooms, click a box for its formula"));
-  watchPointer(view, camera, open);
+  watchPointer(view, camera, open, close);
   watchKeys(box, act, camera, open, close);
-  const stage = make("div", "diagram-stage");
   stage.append(view, panel);
   box.append(bar, stage);
   host.replaceChildren(...[...host.children].filter((child) => child.tagName === "STYLE"), box);
