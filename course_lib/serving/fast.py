@@ -61,7 +61,7 @@ def why_not_fast(model) -> str | None:
     """Why `model` can only be run in the readable form, as a sentence; None if it need not.
 
     Not only the Config decides: a replaced layer, a hook or another forward would go unseen
-    here, and what the student changed must be what runs. Module 16."""
+    here, and what the student changed must be what runs. Module 11."""
     position = model.cfg.position
     if not (isinstance(position, Rope) and is_plain(position)):
         return f"position={position}: only whole heads turned in half-split pairs are covered."

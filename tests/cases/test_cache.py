@@ -97,8 +97,9 @@ def test_a23_no_layer_is_written_when_the_last_is_full():
         assert all(torch.equal(a, b) for a, b in zip(cache.held(), before, strict=True))
 
 
-@pytest.mark.parametrize("cache", [KVCache(), RollingCache(4)], ids=["all", "rolling"])
-def test_a24_beam_reorder(cache):
+@pytest.mark.parametrize("make", [KVCache, lambda: RollingCache(4)], ids=["all", "rolling"])
+def test_a24_beam_reorder(make):
+    cache = make()
     k = numbers(10, 20, 30).view(3, 1, 1, 1)
     cache.update(k, -k)
     cache.real = torch.tensor([[True], [False], [True]])

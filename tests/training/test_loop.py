@@ -6,7 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from course_lib import StepReport, balance_loss, losses, next_token_loss, training_step
+from course_lib import (
+    StepReport,
+    balance_loss,
+    load_balancing_loss,
+    losses,
+    next_token_loss,
+    training_step,
+)
 from tests.helpers import close, ids_of, jittered, small
 
 
@@ -77,6 +84,10 @@ def test_alpha_weighs_the_balance_loss_and_dense_models_have_none():
     _, hundredth = losses(model, ids)
     close(one / 100, hundredth)
     assert losses(model, ids, alpha=0)[1] == 0
+    _, router_logits = model(ids)
+    assert balance_loss(model, router_logits) == balance_loss(model, router_logits, alpha=0.01)
+    layer = router_logits[0], router_logits[0].topk(2).indices, 6
+    assert load_balancing_loss(*layer) == load_balancing_loss(*layer, alpha=0.01)
     dense = jittered(small(n_experts=0))
     assert balance_loss(dense, []) == 0 and losses(dense, ids)[1] == 0
 
