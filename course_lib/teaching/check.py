@@ -75,7 +75,7 @@ def judge(exercise: Exercise, attempt) -> Result:
     problem = wrong_kind(exercise, attempt) or wrong_signature(exercise, attempt)
     if problem:
         return failed(exercise, problem)
-    got, want = observe(exercise, attempt), observe(exercise, exercise.reference)
+    got, want = (list(observe(exercise, f)) for f in (attempt, exercise.reference))
     if any(o.fault and o.fault.kind == "NotImplementedError" for o in got):
         return not_written(exercise)
     problem = first_problem(exercise, got, want)

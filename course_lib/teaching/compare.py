@@ -133,10 +133,9 @@ STAGES = (faults, shapes, dtypes, changes, properties, values)
 
 
 def first_problem(exercise: Exercise, got: list[Outcome], want: list[Outcome]) -> str | None:
-    """The first sentence of the first stage that has one, with the case that shows it."""
-    cases = cases_of(exercise)
-    for stage in STAGES:
-        for case, *outcomes in zip(cases, got, want, strict=True):
+    """The first sentence of the first case that has one, and which case shows it."""
+    for case, *outcomes in zip(cases_of(exercise), got, want, strict=True):
+        for stage in STAGES:
             for sentence in stage(exercise, case, *outcomes):
                 return f"with {case.label}, {sentence}"
     return None

@@ -3,7 +3,7 @@
 import inspect
 import linecache
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,23 +90,24 @@ def cases_of(exercise: Exercise) -> list[Case]:
         return exercise.make_cases()
 
 
-def observe(exercise: Exercise, attempt: Callable) -> list[Outcome]:
-    """Run an attempt on every case, each with its own inputs; an exception becomes a Fault.
+def observe(exercise: Exercise, attempt: Callable) -> Iterator[Outcome]:
+    """Run an attempt on every case, each with its own inputs, as far as the caller reads on.
 
     The global generator is left as it was. Module 16."""
-    cases = cases_of(exercise)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(0)
-        return [observe_case(exercise, attempt, case) for case in cases]
+    for case in cases_of(exercise):
+        yield observe_case(exercise, attempt, case)
 
 
 def observe_case(exercise: Exercise, attempt: Callable, case: Case) -> Outcome:
+    """What an attempt does in one case; an exception becomes a Fault."""
     before = {name: t.clone() for name, t in tensors_of(case).items()}
     outputs, fault = {}, None
-    try:
-        outputs = exercise.run(attempt, **case.inputs)
-    except Exception as error:  # of any kind: it is shown as a sentence, never as a traceback
-        fault = fault_of(error, attempt)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        try:
+            outputs = exercise.run(attempt, **case.inputs)
+        except Exception as error:  # of any kind: it is shown as a sentence, not as a traceback
+            fault = fault_of(error, attempt)
     changed = (name for name, t in tensors_of(case).items() if not same(t, before[name], 0))
     return Outcome(outputs, fault, tuple(changed))
 

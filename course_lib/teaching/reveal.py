@@ -70,4 +70,4 @@ def place_of(file: Path, first: int, count: int) -> str:
         shown = file.relative_to(ROOT).as_posix()
     else:
         shown = "this notebook"
-    return f"{shown}, lines {first} to {first + count - 1}"
+    return f"{shown}, line{f's {first} to {first + count - 1}' if count > 1 else f' {first}'}"

@@ -43,7 +43,7 @@ def test_every_planted_mistake_is_named(exercise, record_property):
 
 
 def test_mistakes_differ_from_the_library_by_more_than_rounding(exercise):
-    right = observe(exercise, exercise.reference)
+    right = list(observe(exercise, exercise.reference))
     for mistake in exercise.mistakes:
         for attempt in mistake.attempts:
             pairs = zip(observe(exercise, attempt), right, strict=True)
@@ -69,7 +69,7 @@ def test_library_and_equivalent_forms_pass(exercise):
 def test_every_property_is_broken_by_some_mistake(exercise):
     cases = exercise.make_cases()
     attempts = [attempt for m in exercise.mistakes for attempt in m.attempts]
-    seen = [observe(exercise, attempt) for attempt in attempts]
+    seen = [list(observe(exercise, attempt)) for attempt in attempts]
     for sentence, holds in exercise.properties.items():
         broken = (
             not holds(o.outputs, case)
@@ -228,14 +228,15 @@ def test_first_difference_is_located_and_measured():
     assert said in check("next_token_loss", off).message
 
     def gradient_off(logits, ids, ignore_index=-100):
-        extra = logits[1, 2, 5] - logits[1, 2, 5].detach()
-        return next_token_loss(logits, ids, ignore_index) + 0.25 * extra
+        extra = logits[1, 2, 5] + logits[0, 4, 1]
+        return next_token_loss(logits, ids, ignore_index) + 0.25 * (extra - extra.detach())
 
+    # row 0 comes first in memory, but token 2 comes first in time
     message = check("next_token_loss", gradient_off).message
     assert (
         "the gradient of the logits differs first at row 1, token 2, vocabulary entry 5" in message
     )
-    assert "(largest difference 0.2500, 1 of 132 values differ)" in message
+    assert "(largest difference 0.2500, 2 of 132 values differ)" in message
 
 
 def test_other_dtype_and_changed_input_are_named():
@@ -249,6 +250,16 @@ def test_other_dtype_and_changed_input_are_named():
 
     assert "the loss is float64; expected float32" in check("next_token_loss", double).message
     assert "it changes its input ids in place" in check("next_token_loss", tidy).message
+
+
+def test_known_mistake_that_also_changes_its_input_is_not_taken_for_the_mistake_alone():
+    def summed_and_tidied(logits, ids, ignore_index=-100):
+        count = (ids[:, 1:] != ignore_index).sum()
+        loss = next_token_loss(logits, ids, ignore_index) * count
+        ids[ids == ignore_index] = 7
+        return loss
+
+    assert check("next_token_loss", summed_and_tidied).mistake is None
 
 
 def test_exception_is_a_sentence_with_the_attempts_own_line(tmp_path, capsys):

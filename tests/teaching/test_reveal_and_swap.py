@@ -18,6 +18,7 @@ from course_lib import (
 )
 from course_lib.teaching import source, swap
 from course_lib.teaching.exercises import EXERCISES, load
+from course_lib.teaching.reveal import place_of
 
 SMALL = dict(vocab_size=40, d_model=16, n_layers=3, n_heads=4, d_head=8, d_ff=24, d_expert=8)
 
@@ -71,6 +72,7 @@ def test_source_of_a_notebook_cell_names_no_path(tmp_path):
     names = {}
     exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
     assert source(names["f"]).place == "this notebook, lines 1 to 2"
+    assert place_of(file, 7, 1) == "this notebook, line 7"
 
 
 # swap

@@ -91,7 +91,7 @@ def run_attention(attempt, cfg, state, x: Tensor, positions: Tensor, chunks=None
         for part, c, s in zip(x.split(chunks, dim=1), *tables, strict=True):
             parts.append(named(attn(part, c, s, cache, None), "out")["out"])
     if not cache.held():
-        raise Mismatch("the cache is still empty")
+        raise Mismatch("the cache is still empty: cache.update was never called")
     k, v = cache.held()
     out = torch.cat(parts, dim=1)
     return {"cached k": k, "cached v": v, "out": out, "out without a cache": whole}

@@ -428,7 +428,7 @@ BALANCE_MISTAKES = (
 
 BALANCE_LOSS = Exercise(
     name="balance_loss",
-    module="16",
+    module="12",
     prompt="Make the crowding of experts cost something that has a gradient.",
     signature=("router_logits", "topk_idx", "n_experts", "alpha"),
     reference=load_balancing_loss,
