@@ -417,7 +417,7 @@ def draw_picture(box: Box, panel: Picture):
     if panel.png is None:
         box.write(box.w / 2, box.h / 2, "a diagram, shown where the notebook runs", ha="center")
         return
-    ax.imshow(imread(io.BytesIO(panel.png), format="png"), interpolation="antialiased")
+    ax.imshow(imread(io.BytesIO(panel.png()), format="png"), interpolation="antialiased")
 
 
 DRAW = {

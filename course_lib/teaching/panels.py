@@ -4,7 +4,7 @@ A panel draws nothing. `wire` packs panels for the browser's canvas, `static` dr
 stored PNG, and both start from the same values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -192,11 +192,11 @@ class Note(Panel):
 
 @dataclass(frozen=True, eq=False)
 class Picture(Panel):
-    """A static diagram as SVG (currentColor follows the theme); png stands in for it where only
-    a PNG is shown. Module 16."""
+    """A diagram as SVG (currentColor follows the theme); png makes what stands in for it where
+    only a PNG is shown, and is called only there. Module 16."""
 
     svg: str
-    png: bytes | None = None
+    png: Callable[[], bytes] | None = field(default=None, metadata={"sent": False})
 
 
 def rows_of(view) -> list[list[Panel]]:

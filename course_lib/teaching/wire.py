@@ -38,6 +38,11 @@ class Packer:
         return {"at": at, "dtype": dtype, "shape": shape}
 
 
+def sent(kind: type[Panel]) -> list[str]:
+    """The fields of a panel that the browser gets."""
+    return [f.name for f in fields(kind) if f.metadata.get("sent", True)]
+
+
 def encode(rows: list[list[Panel]]) -> dict:
     """Rows of panels as {"rows": plain values with references, "data": bytes}."""
     packer = Packer()
@@ -45,7 +50,7 @@ def encode(rows: list[list[Panel]]) -> dict:
         [
             {
                 "kind": type(panel).__name__,
-                **{f.name: packer.pack(getattr(panel, f.name)) for f in fields(panel)},
+                **{name: packer.pack(getattr(panel, name)) for name in sent(type(panel))},
                 "texts": texts_of(panel),
             }
             for panel in row
@@ -74,7 +79,7 @@ def decode(message: dict) -> list[list[Panel]]:
 
 def decode_panel(packed: dict, data: bytes) -> Panel:
     kind = KINDS[packed["kind"]]
-    return kind(**{f.name: unpack(packed[f.name], data) for f in fields(kind)})
+    return kind(**{name: unpack(packed[name], data) for name in sent(kind)})
 
 
 def unpack(value, data: bytes):
@@ -94,7 +99,7 @@ def unpack(value, data: bytes):
 def same(a: Panel, b: Panel) -> bool:
     """Whether two panels carry the same values, whatever their containers."""
     return type(a) is type(b) and all(
-        same_value(getattr(a, f.name), getattr(b, f.name)) for f in fields(a)
+        same_value(getattr(a, name), getattr(b, name)) for name in sent(type(a))
     )
 
 

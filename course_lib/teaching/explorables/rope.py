@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,10 +34,10 @@ THETA = dict(log=True, help="the base of the frequencies, rope_theta in a Config
 # --- words in another order -----------------------------------------------------------------
 
 ORDERS = {
-    "as written": lambda n: list(range(n)),
-    "first two swapped": lambda n: [1, 0, *range(2, n)],
-    "first and last swapped": lambda n: [n - 1, *range(1, n - 1), 0],
-    "backwards": lambda n: list(range(n))[::-1],
+    "as written": lambda places: places,
+    "first two swapped": lambda places: places[:2][::-1] + places[2:],
+    "first and last swapped": lambda places: places[-1:] + places[1:-1] + places[:-1][:1],
+    "backwards": lambda places: places[::-1],
 }
 MOST_WORDS, WORD_WIDTH = 8, 12
 
@@ -57,8 +58,8 @@ def attend(x: Tensor, causal: bool) -> Tensor:
 
 def compute_permutation(text: str, order: str, causal: bool, positions: bool) -> dict:
     words = text.split()[:MOST_WORDS]
-    require(len(words) >= 2, f"text={text[:20]!r} has {len(words)} words.", "Write two or more.")
-    moved = torch.tensor(ORDERS[order](len(words)))
+    require(bool(words), f"text={text[:20]!r} has no word.", "Write some, up to eight are shown.")
+    moved = torch.tensor(ORDERS[order](list(range(len(words)))))
     x = word_vectors(words)
     code = sinusoid(torch.arange(len(words)), WORD_WIDTH).float() if positions else 0
     before, after = attend(x + code, causal), attend(x[moved] + code, causal)
@@ -211,13 +212,23 @@ def faces_of(data, query: int, key: int) -> list[tuple[str, float, float]]:
     return [(f"pair {i}", query * data["freq"][i], key * data["freq"][i]) for i in data["shown"]]
 
 
-def view_clock(data, query, key):
-    faces = faces_of(data, query, key)
+def clock_png(faces) -> bytes:
     fig = Figure(figsize=(1.5 * len(faces), 1.8), dpi=DPI)
     draw_clocks(fig.add_axes((0, 0, 1, 1)), faces)
+    return png_of(fig)
+
+
+def view_clock(data, query, key):
+    faces = faces_of(data, query, key)
     mean = data["cosines"].mean()
     return [
-        [Picture(clock_svg(faces), png_of(fig), title="Hands of the query and of the key")],
+        [
+            Picture(
+                clock_svg(faces),
+                partial(clock_png, faces),
+                title="Hands of the query and of the key",
+            )
+        ],
         [
             Bars(
                 data["cosines"],
