@@ -1,6 +1,7 @@
 """The rules of the house, held by reading the source: layers, docstrings, sizes, encodings."""
 
 import ast
+import functools
 import importlib
 import pkgutil
 import re
@@ -27,6 +28,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -155,6 +157,7 @@ def test_a_public_name_says_what_it_is_and_where_it_is_taught(home, name):
 # names that a notebook shows under another one: the text that must stand there instead
 SHOWN_AS = {
     "Divergence": "diverge(",
+    "ParameterCount": "count_parameters(",
     "RotaryTable": "model.rope",
     "Stage": "trace(",
     "Tap": "trace(",

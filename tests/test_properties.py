@@ -78,9 +78,10 @@ def test_a_left_padded_row_equals_its_single_run(variant):
 @variants
 def test_greedy_text_is_the_same_with_and_without_cache_and_padding(variant):
     model = decoder(variant)
-    rows = [ids_of(model.cfg, n, seed=n).tolist() for n in (5, 3)]
+    rows = [ids_of(model.cfg, n, seed=n).tolist() for n in (5, 3, 1)]
     cached = generate(model, rows, 6, temperature=0)
     assert torch.equal(cached, generate(model, rows, 6, temperature=0, use_cache=False))
+    assert torch.equal(cached, generate(model, rows, 6, temperature=0, engine="readable"))
     for row, padded in zip(rows, cached, strict=True):
         single = generate(model, [row], 6, temperature=0)[0]
         assert padded.tolist()[-len(single) :] == single.tolist()

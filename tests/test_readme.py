@@ -74,7 +74,8 @@ def test_each_check_sees_a_false_line(check):
 
 def test_python_versions_are_those_of_the_pins():
     low, above = re.search(
-        r'requires-python = ">=3\.(\d+),<3\.(\d+)"', (ROOT / "pyproject.toml").read_text()
+        r'requires-python = ">=3\.(\d+),<3\.(\d+)"',
+        (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
     ).groups()
     assert f"Python 3.{low} to 3.{int(above) - 1}" in README
 

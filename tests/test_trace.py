@@ -1,12 +1,14 @@
 """One recorded forward pass: what is in it, what it costs, and where two of them part."""
 
 import math
+import re
 
 import pytest
 import torch
 
+import course_lib.model
 import course_lib.trace as tracing
-from course_lib import GQA, left_pad, new_caches
+from course_lib import GQA, MLA, left_pad, new_caches
 from course_lib.trace import Divergence, Stage, Trace, diverge, expert_usage, trace, trace_block
 from course_lib.zoo.counts import forward_flops
 from tests.helpers import chunked, close, ids_of, jittered, numbers, small
@@ -98,6 +100,26 @@ def test_a_trace_can_run_through_caches_and_padding():
     assert run["blocks.0.attn.k"].shape == (2, 2, 1, 8)
     assert run["blocks.0.attn.weights"].value[1, :, 0, :2].abs().max() == 0
     assert caches[0].length == 5
+
+
+def test_a_padded_batch_can_be_traced():
+    for attention in (GQA(), GQA(window=2), GQA(sinks=True)):
+        model = jittered(small(attention=attention))
+        ids, real = left_pad([[3, 4, 5, 6], [7, 8]])
+        run = trace(model, ids, attention_mask=real)
+        weights = run["blocks.1.attn.weights"].value
+        assert weights[1, :, :2].abs().max() == 0, "a padding query gets nothing"
+        assert weights[1, :, :, :2].abs().max() == 0, "a padding key gives nothing"
+        close(run["lm_head"].value, model(ids, attention_mask=real)[0].detach(), atol=0)
+
+
+def test_every_axis_letter_stands_in_the_legend():
+    legend = course_lib.model.__doc__.split("Axis letters:")[1]
+    letters = set(re.findall(r"\b([A-Za-z])\b", legend))
+    for attention in (GQA(), MLA(16, 4, 8, 6), MLA(16, 4, 8, 6, form="naive")):
+        run = trace(jittered(small(attention=attention)), torch.tensor([[1, 2]]), flops=False)
+        used = {letter for stage in run for letter in re.findall("[A-Za-z]", stage.axes)}
+        assert used <= letters
 
 
 def test_one_block_alone():
