@@ -96,7 +96,7 @@ def attention_maps() -> Explorable:
         view,
         summary,
         controls=dict(
-            text=Text("The capital of France is", label="sentence", longest=200),
+            text=Text("The capital of France is", label="sentence"),
             layer=Slider(11, 0, LAYERS - 1),
             head=Slider(0, 0, HEADS - 1),
             kind=Choice("weights", KINDS, label="show", help="scores: before the softmax"),
@@ -106,5 +106,6 @@ def attention_maps() -> Explorable:
         code=code,
         view_only=("layer", "head", "kind"),
         invariants=invariants,
+        runs="smollm2",
         height=400,
     )

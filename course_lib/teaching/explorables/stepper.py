@@ -1,5 +1,9 @@
 """The generation stepper: one token a click, and what the next one is drawn from."""
 
+from collections import OrderedDict
+from itertools import takewhile
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -7,64 +11,80 @@ from course_lib.serving import new_caches, next_token_probabilities
 from course_lib.teaching.explorables.trained import smollm2, tokens_of, visible
 from course_lib.teaching.explore import Explorable, Slider, Step, Text
 from course_lib.teaching.panels import Bars, Heat, Note
+from course_lib.zoo.counts import cache_bytes
 
-MOST_PROMPT, MOST_NEW, MOST_K, SHOWN = 24, 10, 50, 8
+MOST_PROMPT, MOST_NEW, MOST_K, SHOWN = 24, 8, 50, 8
+MOST_KNOWN = 2048  # prefixes whose expectation is remembered
 DICE = torch.rand(MOST_NEW, generator=torch.Generator().manual_seed(0))  # one throw a step
 
 
+class Behind(NamedTuple):
+    """What the model expects behind some tokens: its likeliest, which no top-k here exceeds."""
+
+    ids: Tensor  # (MOST_K,), the likeliest first
+    logits: Tensor
+    probabilities: Tensor  # of all tokens, not of these alone
+
+
 class Session:
-    """The model with a cache that is kept between states: only tokens that changed are run."""
+    """The model with one cache that is kept between states: only what is not known is run."""
 
     def __init__(self):
-        self.ids: list[int] = []
+        self.ids: list[int] = []  # the tokens in the caches
         self.caches = None
-        self.logits: list[Tensor] = []  # behind each token, (V,)
+        self.known: OrderedDict[tuple[int, ...], Behind] = OrderedDict()
         self.ran = 0  # tokens that the last state had to run
 
-    def after(self, ids: list[int]) -> Tensor:
-        """Logits (V,) behind the last of `ids`."""
+    def after(self, ids: list[int]) -> Behind:
+        """What is expected behind `ids`."""
+        key = tuple(ids)
+        if key not in self.known:
+            self.run(ids)
+            while len(self.known) > MOST_KNOWN:
+                self.known.popitem(last=False)
+        self.known.move_to_end(key)
+        return self.known[key]
+
+    def run(self, ids: list[int]):
+        """Run what comes behind the tokens that the caches and `ids` have in common."""
         model, _ = smollm2()
-        kept = 0
-        while kept < min(len(ids), len(self.ids)) and ids[kept] == self.ids[kept]:
-            kept += 1
-        if kept == len(ids):  # known already, and what comes behind may be wanted again
-            return self.logits[kept - 1]
+        pairs = zip(ids[:-1], self.ids, strict=False)
+        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         self.caches = self.caches or new_caches(model, MOST_PROMPT + MOST_NEW)
         for cache in self.caches:
             cache.trim(cache.length - kept)
-        self.ids, self.logits = list(ids), self.logits[:kept]
         with torch.inference_mode():
             rows, _ = model(torch.tensor([ids[kept:]]), self.caches, kept)
-        self.logits += list(rows[0])
-        self.ran += len(ids) - kept
-        return self.logits[-1]
+            best = rows[0].topk(MOST_K, dim=-1)
+            probabilities = rows[0].softmax(-1).gather(-1, best.indices)
+        self.ids, self.ran = list(ids), self.ran + len(ids) - kept
+        for n, behind in enumerate(zip(best.indices, best.values, probabilities, strict=True)):
+            self.known[tuple(ids[: kept + n + 1])] = Behind(*behind)
 
     def compute(
         self, text: str, temperature: float, top_k: int, top_p: float, min_p: float, clicks: int
     ) -> dict:
-        _, tokenizer = smollm2()
+        model, tokenizer = smollm2()
         ids = tokens_of(text, MOST_PROMPT)
         n_prompt, self.ran = len(ids), 0
         filters = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         for throw in DICE[:clicks]:
             if ids[-1] in tokenizer.eos_ids and len(ids) > n_prompt:
                 break
-            best = self.after(ids).topk(MOST_K)
-            ids.append(draw(best.indices, next_token_probabilities(best.values, **filters), throw))
-        logits = self.after(ids)
-        # top-k, the first filter, keeps 50 at most: the other tokens need not be sorted
-        best = logits.topk(MOST_K)
-        kept = next_token_probabilities(best.values, **filters)
+            best = self.after(ids)
+            ids.append(draw(best.ids, next_token_probabilities(best.logits, **filters), throw))
+        best = self.after(ids)
+        kept = next_token_probabilities(best.logits, **filters)
         return {
             "tokens": tokenizer.tokens(ids),
             "n_prompt": n_prompt,
-            "labels": [visible(token) for token in tokenizer.tokens(best.indices[:SHOWN])],
-            "own": logits.softmax(-1)[best.indices[:SHOWN]],
+            "labels": [visible(token) for token in tokenizer.tokens(best.ids[:SHOWN])],
+            "own": best.probabilities[:SHOWN],
             "kept": kept[:SHOWN],
             "n_kept": int((kept > 0).sum()),
             "mass": float(kept.sum()),
             "ran": self.ran,
-            "bytes": sum(cache.nbytes // cache.length for cache in self.caches) * len(ids),
+            "bytes": cache_bytes(model.cfg, len(ids), dtype=model.embed.weight.dtype),
             "cached": len(ids),
         }
 
@@ -148,7 +168,7 @@ def generation_stepper() -> Explorable:
         view,
         summary,
         controls=dict(
-            text=Text("The capital of France is", label="prompt", longest=200),
+            text=Text("The capital of France is", label="prompt"),
             temperature=Slider(0.8, 0.0, 2.0, step=0.1, help="0 takes the likeliest token"),
             top_k=Slider(MOST_K, 1, MOST_K, log=True, label="top-k", unit="tokens"),
             top_p=Slider(1.0, 0.05, 1.0, step=0.05, label="top-p", help="mass to keep"),
@@ -160,5 +180,6 @@ def generation_stepper() -> Explorable:
         code=code,
         disabled=disabled,
         invariants=invariants,
+        runs="smollm2",
         height=430,
     )

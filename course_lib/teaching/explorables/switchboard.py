@@ -240,5 +240,6 @@ def bug_switchboard() -> Explorable:
         code=code,
         disabled=disabled,
         invariants=invariants,
+        runs="model",
         height=470,
     )
