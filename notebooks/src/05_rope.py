@@ -1170,15 +1170,19 @@ with torch.no_grad():
 print("in the fresh decoder, gains 1, the logits agree:", bool(fresh < 1e-4))
 
 # %% [markdown] id="offset-short-text"
-# Last, a **table that is too short**. A slice past the end of a table has fewer rows than there are
-# tokens, and a single row *broadcasts*: three tokens would all be turned as one. The library
-# refuses:
+# Last, a **table that is too short**. A slice past the end of a table is no error, it just has fewer
+# rows than there are tokens. With no row at all the tokens vanish from the result; a single row *broadcasts*, and
+# three tokens are all turned as one. The library refuses both:
 
-# %% id="offset-short" tags=["raises-exception"]
+# %% id="offset-short"
 table = torch.arange(16)[:, None] * inverse_frequencies(8, 10000.0).float()
-rows = table[15:18]  # positions 15, 16, 17 of a table that ends at 15
-print("rows:", len(rows))
-apply_rope(torch.randn(1, 3, 8), rows.cos(), rows.sin())
+for first in (16, 15):  # a table for positions 0 to 15; three tokens from `first` on
+    rows = table[first : first + 3]
+    print(f"tokens at {first} to {first + 2}: the slice has {len(rows)} rows")
+    try:
+        apply_rope(torch.randn(1, 3, 8), rows.cos(), rows.sin())
+    except ValueError as error:
+        print("  refused:", error)
 
 # %% [markdown] id="offset-notes" slideshow={"slide_type": "notes"}
 # **6 minutes.** "Cached equals uncached" finds the restarted chunk, but no bug that moves queries and
