@@ -216,6 +216,11 @@ CALLS = [
         lambda w: w.model(IDS.repeat(1, 1), [KVCache(spec={"k": (9, 9)}) for _ in range(3)]),
         "(9, 9)",
     ),
+    (
+        lambda w: w.model(IDS, [*new_caches(w.model)[:2], KVCache(spec={"k": (7, 9)})]),
+        "(7, 9)",
+        "(2, 8)",
+    ),
     (lambda w: w.caches[0].update(torch.ones(2, 1, 1, 8), torch.ones(2, 1, 1, 8)), "(1, 8)"),
     (lambda w: w.caches[0].update(*(torch.ones(2, 2, n, 8) for n in (1, 2))), "[1, 2] tokens"),
     (lambda w: w.caches[0].update(*[torch.ones(3, 2, 1, 8)] * 2), "(3, 2, 8)", "(2, 2, 8)"),

@@ -7,7 +7,13 @@ from .attention import GroupedQueryAttention
 from .checks import require
 from .config import Config
 from .ffn import SwiGLU
-from .inputs import check_caches, check_ids, check_pos_offset, known_padding
+from .inputs import (
+    check_caches,
+    check_ids,
+    check_pos_offset,
+    check_specs,
+    known_padding,
+)
 from .masks import padded_causal_mask, positions_of
 from .mla import MultiHeadLatentAttention
 from .moe import MoE
@@ -103,15 +109,16 @@ class ModernDecoder(nn.Module):
         T = ids.shape[1]
         check_pos_offset(pos_offset)
         check_caches(caches, pos_offset, ids, self.cfg)
+        check_specs(caches, [block.attn.cache_spec() for block in self.blocks])
         P = pos_offset if caches else 0
-        attention_mask = known_padding(caches, attention_mask, ids, P)
-        if attention_mask is None:
+        real = known_padding(caches, attention_mask, ids, P)
+        if real is None:
             first, last = pos_offset, pos_offset + T - 1
             positions, mask = torch.arange(first, last + 1, device=ids.device), None
         else:
-            counted = positions_of(attention_mask)[:, -T:].unsqueeze(1)
+            counted = positions_of(real)[:, -T:].unsqueeze(1)
             positions = counted + (pos_offset - P)
-            mask, last = padded_causal_mask(attention_mask, T), int(positions.max())
+            mask, last = padded_causal_mask(real, T), int(positions.max())
         require(
             last < self.cfg.max_seq_len,
             f"pos_offset={pos_offset} and T={T} reach position {last}, but "
@@ -120,7 +127,7 @@ class ModernDecoder(nn.Module):
             "the model with a larger max_seq_len.",
         )
         for cache in caches or []:
-            cache.real = attention_mask
+            cache.real = real
         return positions, mask
 
     def no_caches(self) -> list[None]:

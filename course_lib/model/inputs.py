@@ -93,6 +93,17 @@ def check_windows(caches, window: int | None):
         )
 
 
+def check_specs(caches, specs: list[dict]):
+    """A cache that says what it was made for must fit its layer."""
+    for cache, spec in zip(caches or [], specs, strict=False):
+        made_for = getattr(cache, "spec", None)
+        require(
+            made_for is None or made_for == spec,
+            f"caches were made for {made_for} a token, but a layer leaves {spec}.",
+            "Make them with new_caches(model) for the model that fills them.",
+        )
+
+
 def known_padding(caches, attention_mask, ids: Tensor, P: int) -> Tensor | None:
     """The real tokens among P + T, as given or as the caches know; None: all are."""
     before = caches[0].real if caches else None
