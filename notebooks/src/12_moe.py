@@ -62,6 +62,10 @@ theme.show(
     summary=f"each token meets {16 * 8} of {16 * 64:,} experts; {sum(both)} of them are the same",
 )
 
+# %% [markdown] id="first-figure-notes" slideshow={"slide_type": "notes"}
+# **3 minutes.** Ask what the grey cells cost: no time for this token, and all of their memory. Count
+# one row aloud: eight blue, eight orange.
+
 # %% [markdown] id="first-figure-after" slideshow={"slide_type": "skip"}
 # This is what a mixture of experts buys: the number of weights grows with the number of experts $E$, the work
 # for a token with the number of *active* experts $k$. Everything else in this notebook is the price: someone must
@@ -147,7 +151,7 @@ theme.show(
     f"tokens by expert {expert_usage(chosen, 6)}",
 )
 
-# %% [markdown] id="diagram-text" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="diagram-text" slideshow={"slide_type": "slide"}
 # ### The same, drawn from a forward pass
 #
 # The numbers in this diagram come from a recorded pass of a small decoder. Click a box for its formula and shapes.
@@ -186,6 +190,10 @@ for name, wrong in slips.items():
     error = (wrong - right - shared).norm() / (right + shared).norm()
     bad = ((wrong - right - shared).abs().amax(1) > 1e-5).sum().item()
     print(f"{name:36} relative error {error:.2f}, wrong in {bad} of {len(x8)} tokens")
+
+# %% [markdown] id="break-notes" slideshow={"slide_type": "notes"}
+# **4 minutes.** Ask which of the five a shape test would catch. None. Then which would show in a first loss:
+# none either, a fresh model is equally ignorant either way.
 
 # %% [markdown] id="break-after" slideshow={"slide_type": "skip"}
 # **Order of the experts.** Running the experts one after the other and concatenating gives the right rows in the wrong
@@ -258,14 +266,14 @@ for kind in ("softmax_all", "softmax_selected", "softmax_renormalized", "sigmoid
     rounded = [round(v, 4) + 0.0 for v in slope[0].tolist()]
     print(f"{kind:22} weight {g.item():.4f}  d weight / dz = {rounded}")
 
-# %% [markdown] id="top1-after" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="top1-after" slideshow={"slide_type": "skip"}
 # **One weight divided by itself is 1, whatever the logits.** Three of the four conventions turn the router off at
 # $k = 1$: its output is constant, so no task loss can train it. Only the full softmax keeps a slope, `0.1318` for its
 # own logit.
 #
 # Does this really happen inside a layer? Here is the gradient of the gate in one layer, with only the convention changed.
 
-# %% id="dead-gate"
+# %% id="dead-gate" slideshow={"slide_type": "skip"}
 torch.manual_seed(0)
 single = MoE(Config(d_model=32, d_expert=16, n_experts=6, n_experts_active=1,
                     router=Router("softmax_all")))  # fmt: skip
@@ -334,6 +342,10 @@ for name, (g, c) in {
 }.items():
     pairs = sorted(zip(c[0].tolist(), g[0].tolist(), strict=True))
     print(f"{name:28}", ", ".join(f"expert {e}: {v:.4f}" for e, v in pairs))
+
+# %% [markdown] id="bias-notes" slideshow={"slide_type": "notes"}
+# **4 minutes.** Have the room compute sigmoid(0) and sigmoid(-1) + nine tenths in their heads: that is why expert 2
+# enters. Its weight stays small, since it is weighed by its own score.
 
 # %% [markdown] id="bias-after" slideshow={"slide_type": "skip"}
 # With the bias in the weights, balancing would change *what the layer computes*: the unloved expert 2 would get more than half of
@@ -466,6 +478,10 @@ print(
 )
 print(f"all on one expert, k = 1  {balance(one, 1):.4f}   = alpha E")
 
+# %% [markdown] id="balance-notes" slideshow={"slide_type": "notes"}
+# **6 minutes.** Write f and P on the board for the crowded case. Ask which of the two a gradient can
+# reach, and what happens if both were probabilities.
+
 # %% [markdown] id="balance-after" slideshow={"slide_type": "skip"}
 # **Two conventions.** If $f_e$ is the number of selections of expert $e$ *a token*, the $f_e$ sum to $k$ and even use costs $\alpha k$. That
 # is the library's default, and that of the Hugging Face implementations. If $f_e$ is the share of *slots*, they sum to 1 and even use costs
@@ -484,13 +500,13 @@ load_balancing_loss(z, z.argmax(-1, keepdim=True), 4, alpha=1.0).backward()
 print("k = 1: slots a token f =", (F.one_hot(z.argmax(-1), 4).float().mean(0)).tolist())
 print("gradient of token 0:", [round(v, 4) for v in z.grad[0].tolist()])
 
-# %% [markdown] id="balance-gradient-after" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="balance-gradient-after" slideshow={"slide_type": "skip"}
 # The gradient pushes the crowded expert 0 down (a step goes *against* it) and all others up.
 #
 # Is even use then the minimum? No. $f$ follows $P$ only through the choice, so the loss is a *surrogate*. Even use always costs
 # $\alpha$ at $k = 1$. The next cell has uneven use that costs less.
 
-# %% id="surrogate"
+# %% id="surrogate" slideshow={"slide_type": "skip"}
 unsure = torch.tensor([[0.1, 0.0], [0.0, 0.1]])  # even use, probabilities near one half
 tilted = torch.tensor([[0.01, 0], [0.01, 0], [0, 9]])  # two to one for expert 0
 for name, z in (("even use", unsure), ("uneven use", tilted)):
@@ -509,7 +525,7 @@ for name, z in (("even use", unsure), ("uneven use", tilted)):
 # Two more slips belong to this loss. Joining the layers before counting lets one layer's crowd cancel another's; and
 # padding counts as tokens unless it is left out.
 
-# %% id="balance-slips"
+# %% id="balance-slips" slideshow={"slide_type": "skip"}
 layer1, layer2 = torch.tensor([[9.0, 0], [9, 0]]), torch.tensor([[0.0, 9], [0, 9]])
 joined = torch.cat((layer1, layer2))
 print(f"each layer on one expert: {balance(layer1, 1, 1.0):.4f} and {balance(layer2, 1, 1.0):.4f}, "
@@ -535,14 +551,14 @@ def my_balance_loss(router_logits, topk_idx, n_experts, alpha=0.01):
 
 balance = check("balance_loss", my_balance_loss).use
 
-# %% [markdown] id="bias-balance-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="bias-balance-text" slideshow={"slide_type": "skip"}
 # ### Balance without a loss: move the bias
 #
 # A balance loss pulls on the same weights as the task. Bias balancing (arXiv 2408.15664) leaves them alone: after each batch,
 # $b_e \leftarrow b_e + \gamma\,\mathrm{sign}(\bar\ell - \ell_e)$, where $\ell_e$ is the load of expert $e$. Nothing is differentiated; $b$ enters the
 # choice only.
 
-# %% id="bias-balance"
+# %% id="bias-balance" slideshow={"slide_type": "skip"}
 biased = MoE(
     Config(d_model=32, d_expert=16, n_experts=4, router=Router("sigmoid", selection_bias=True))
 )
@@ -626,12 +642,12 @@ theme.show(
 # **6 minutes.** Take bets on the four lines before showing them. The honest point is the second half: an experiment that was
 # expected to show a disaster shows persistence, and we report that.
 
-# %% [markdown] id="balance-explore-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="balance-explore-text" slideshow={"slide_type": "skip"}
 # ### Turn it: alpha, gamma, start bias
 #
 # Each move of a slider trains a still smaller layer anew (linear experts, the same router and the same loss).
 
-# %% id="balance-explore"
+# %% id="balance-explore" slideshow={"slide_type": "skip"}
 EXPLORABLES["moe_balance"]()
 
 # %% [markdown] id="usage-text" slideshow={"slide_type": "slide"}
@@ -658,6 +674,9 @@ theme.show(
     summary=f"independent: {mean:.0f} +- {deviation:.1f} slots\n" + "\n".join(rows),
 )
 
+# %% [markdown] id="usage-notes" slideshow={"slide_type": "notes"}
+# **4 minutes.** The grey band is the point: a histogram without a reference can be read as anything.
+
 # %% [markdown] id="usage-after" slideshow={"slide_type": "skip"}
 # Nearly even by entropy, and far from independent: most bars leave the band. Tokens of one sequence have looked at the same neighbours, so they are alike
 # and choose alike. That is why a batch of six tokens can never show a collapse: with one sequence you have one sample, not six.
@@ -666,13 +685,13 @@ theme.show(
 # %% id="usage-explore" slideshow={"slide_type": "skip"}
 EXPLORABLES["router"]()
 
-# %% [markdown] id="capacity-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="capacity-text" slideshow={"slide_type": "skip"}
 # ## 5 · Capacity: buffers of fixed size
 #
 # Compilers and networks like fixed shapes. So early systems gave each expert a buffer for
 # $C = \lceil c \cdot N k / E \rceil$ slots with a *capacity factor* $c$; slots that come too late are **dropped**.
 
-# %% id="capacity"
+# %% id="capacity" slideshow={"slide_type": "skip"}
 for N, E, k, factor in ((7, 8, 2, 1), (4, 4, 2, 4), (4096, 8, 2, 1.25)):
     print(f"N={N}, E={E}, k={k}, factor {factor}: capacity {expert_capacity(N, E, k, factor)}")
 pads_first = torch.zeros(4, 1, dtype=torch.long)  # four tokens want expert 0; two are padding
@@ -687,7 +706,7 @@ for name, mask in (("padding counted (wrong)", None), ("padding left out", real)
 #
 # A dropped slot is silent: no error, no NaN. What is left of such a token?
 
-# %% id="dropped"
+# %% id="dropped" slideshow={"slide_type": "skip"}
 crowded = torch.randn(64, 32, generator=torch.Generator().manual_seed(5))
 with torch.no_grad():
     logits = layer.gate(crowded)
@@ -735,7 +754,7 @@ for N, E, k, seeds in shapes:
 # others with holes; more so for small batches (the second line). A skewed one drops about a third, and doubling the buffers does not always save it. What is not dropped is
 # padded: the number of places empty is the other side of the same coin.
 
-# %% id="capacity-explore" slideshow={"slide_type": "slide"}
+# %% id="capacity-explore" slideshow={"slide_type": "skip"}
 EXPLORABLES["moe_capacity"]()
 
 # %% [markdown] id="capacity-notes" slideshow={"slide_type": "notes"}
@@ -771,6 +790,10 @@ for E, k in ((8, 2), (32, 4), (128, 4), (128, 8), (256, 8), (384, 8), (512, 10))
     print(f"C({E}, {k}) = {n:,}" if n < 1e9 else f"C({E}, {k}) = {n:.2e}")
 print(f"8 x 8192 = {8 * 8192:,} hidden units, 256 x 2048 = {256 * 2048:,}: not one budget")
 
+# %% [markdown] id="fine-notes" slideshow={"slide_type": "notes"}
+# **3 minutes.** Ask what stays the same when an expert is cut (units stored, units active) and what grows
+# (choices, router logits, and the number of small products to launch).
+
 # %% [markdown] id="fine-after" slideshow={"slide_type": "skip"}
 # The last line is a warning. Fine-grained experts are often pictured as "8 wide ones against `256` narrow ones". That picture compares two budgets, one eight
 # times the other. The fair comparison cuts the *same* units finer.
@@ -781,12 +804,12 @@ print(f"8 x 8192 = {8 * 8192:,} hidden units, 256 x 2048 = {256 * 2048:,}: not o
 # %% id="fine-explore"
 EXPLORABLES["moe_combinations"]()
 
-# %% [markdown] id="shared-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="shared-text" slideshow={"slide_type": "skip"}
 # ### Shared experts: in or out?
 #
 # The idea: what every token needs should not be learnt $E$ times over, so one expert is always on. Published models disagree.
 
-# %% id="shared"
+# %% id="shared" slideshow={"slide_type": "skip"}
 sparse = [m for m in MODELS if m.n_experts]
 with_shared = [m.name for m in sparse if m.n_shared_experts]
 without = [m.name for m in sparse if m.n_shared_experts == 0]
@@ -799,20 +822,20 @@ print(f"one gated expert of {width} units: {3 * d * width:,} weights on {d} chan
       f"{3 * narrow * width:,} on {narrow}")  # fmt: skip
 
 # %% [markdown] id="shared-after" slideshow={"slide_type": "skip"}
-# The makers of Qwen3 dropped the shared expert that Qwen1.5-MoE and Qwen3-Next have; a developer's public answer was that it showed no significant gain. The question
+# Qwen1.5-MoE had a shared expert, Qwen3 has none (a developer's public answer: no significant gain was seen, and inference gets harder), Qwen3-Next has one again. The question
 # is contested. So is the reason for the dense first layers: that early features need to be stable is an argument, not a proof. Llama 4 makes every *second* layer
 # dense instead.
 #
 # The last line is a third variant, *latent experts*: project the stream down once, run the experts in the narrow space, project back. Each expert then costs
 # a fraction, so one can afford more of them.
 
-# %% [markdown] id="count-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="count-text" slideshow={"slide_type": "skip"}
 # ## 7 · Count: stored and active
 #
 # **Active = everything, with the $E$ routed experts replaced by $k$.** Attention, embeddings, norms, router, dense layers and shared
 # experts meet every token and count in full.
 
-# %% id="count"
+# %% id="count" slideshow={"slide_type": "skip"}
 small = Config(vocab_size=100, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, d_head=4,
                n_experts=4, n_experts_active=2, d_expert=32, first_k_dense=0,
                attention=GQA(qk_norm=False))  # fmt: skip
@@ -861,12 +884,12 @@ kimi = published("Kimi-K2")
 print(f"Kimi-K2: published {kimi.total:g}, counted {count_published(kimi).total / 1e9:.1f}")
 print(f"DeepSeek-V3, from the rounded figures: 37 / 671 = {37 / 671:.2%}")
 
-# %% [markdown] id="count-wrong-text" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="count-wrong-text" slideshow={"slide_type": "skip"}
 # ### The tempting shortcut
 #
 # "8 of `256` experts are active, so about `3.125%` of the model is." The fraction of *experts* is right and the fraction of *weights* is not:
 
-# %% id="count-wrong"
+# %% id="count-wrong" slideshow={"slide_type": "skip"}
 for name in ("DeepSeek-V3", "Qwen3-235B-A22B", "Mixtral-8x7B"):
     m, c = published(name), count_published(published(name))
     naive = m.n_experts_active / m.n_experts
@@ -877,7 +900,7 @@ for name in ("DeepSeek-V3", "Qwen3-235B-A22B", "Mixtral-8x7B"):
 # **6 minutes.** MiniMax-M2 is often quoted with an active share of three digits. Its published figures are rounded to
 # `10` and `230` billions, so only the first digit and a half are known. Ask what fits on a laptop: total decides, not active.
 
-# %% id="count-explore" slideshow={"slide_type": "slide"}
+# %% id="count-explore" slideshow={"slide_type": "skip"}
 EXPLORABLES["moe_parameters"]()
 
 # %% [markdown] id="memory-text" slideshow={"slide_type": "slide"}
@@ -900,23 +923,28 @@ def experts_met(tokens, E=256, k=8):
 print("experts of a layer that a batch needs:",
       ", ".join(f"{n} tokens {experts_met(n):.0%}" for n in (1, 8, 32, 128)))  # fmt: skip
 
+# %% [markdown] id="memory-notes" slideshow={"slide_type": "notes"}
+# **3 minutes.** The most common wrong sentence about these models is that they need less memory.
+
 # %% [markdown] id="memory-after" slideshow={"slide_type": "skip"}
 # The last line is why serving large mixtures wants large batches: a single token reads few experts, but a batch soon reads all of them, and only many tokens a batch pay for
 # that.
 
-# %% [markdown] id="models-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="models-text" slideshow={"slide_type": "skip"}
 # ### The landscape
 #
 # Each bubble is a model; its area is what it stores, its shade the active share. Coarse experts stand on the left, fine-grained ones low on the right.
 
-# %% id="models"
+# %% id="models" slideshow={"slide_type": "skip"}
 shown = ("Mixtral-8x7B", "Mixtral-8x22B", "OLMoE-1B-7B", "gpt-oss-20b", "gpt-oss-120b",
          "Llama-4-Maverick", "Qwen3-235B-A22B", "DeepSeek-V3", "Kimi-K2", "GLM-4.5",
          "Mistral-Large-3", "Trinity-Large", "Qwen3-Next-80B-A3B")  # fmt: skip
 rows = [(m.name.split("-A")[0], m.n_experts, m.d_expert / m.d_model, m.total, m.active / m.total)
         for m in map(published, shown)]  # fmt: skip
 fig, ax = theme.figure(12, 5.2)
-figures.draw_models(rows, ax)
+places = dict.fromkeys(("Mixtral-8x7B", "Mixtral-8x22B", "Qwen3-235B", "Qwen3-Next-80B"), "right")
+places |= dict.fromkeys(("GLM-4.5", "DeepSeek-V3", "Kimi-K2"), "below")
+figures.draw_models(rows, ax, places)
 theme.save(fig, "12_models")
 widest, finest = max(rows, key=lambda r: r[2]), min(rows, key=lambda r: r[2])
 theme.show(
@@ -927,7 +955,7 @@ theme.show(
     f"{finest[2]:.2f}",
 )
 
-# %% id="models-explore"
+# %% id="models-explore" slideshow={"slide_type": "skip"}
 EXPLORABLES["moe_models"]()
 
 # %% [markdown] id="smol-text" slideshow={"slide_type": "slide"}
@@ -1025,10 +1053,13 @@ theme.show(
 # * Finer experts allow more combinations at one budget; shared experts are an open question.
 # * The active share is not $k / E$: attention, embeddings, shared and dense parts count in full.
 
-# %% [markdown] id="check" slideshow={"slide_type": "slide"}
+# %% [markdown] id="takeaways-notes" slideshow={"slide_type": "notes"}
+# **2 minutes.** End with the first question: what does one token meet, and what must be stored?
+
+# %% [markdown] id="check" slideshow={"slide_type": "skip"}
 # ## Self-check
 #
-# Answer first, then open.
+# Answer first, then open: answers 1, 3, 4 and 5 are computed by the folded cells below (click their bars).
 #
 # **1.** A model has `128` routed experts of `100` M weights and uses 8. How many expert weights are stored, how many active? Why does no small GPU run it?
 #
@@ -1040,25 +1071,25 @@ theme.show(
 #
 # **5.** In DeepSeek-V3, 8 of `256` experts run. Which fraction of the experts is that, which fraction of the weights is active, and why do they differ?
 
-# %% id="check-1" jupyter={"source_hidden": true} slideshow={"slide_type": "skip"}
+# %% id="check-1" jupyter={"outputs_hidden": true, "source_hidden": true} slideshow={"slide_type": "skip"}
 E, k, size = 128, 8, 100e6
 print(f"1. stored {E * size / 1e9:.1f} B, active {k * size / 1e9:.1f} B; any token may choose any")
 print(f"   expert, so all must be kept: {2 * E * size / 2**30:.1f} GiB in bf16")
 
 # %% [markdown] id="check-2" slideshow={"slide_type": "skip"}
-# <details><summary>Answer 2</summary>
+# <details><summary>2. Where does the gradient point?</summary>
 #
 # Only $P$ carries the gradient; $f$ weighs it: $\partial/\partial z \sum_e f_e P_e = \sum_e f_e\, \partial P_e/\partial z$. Descent takes probability from experts with a
 # large $f_e$ and gives it to those with a small one. See the cell `balance-gradient`.
 #
 # </details>
 
-# %% id="check-3" jupyter={"source_hidden": true} slideshow={"slide_type": "skip"}
+# %% id="check-3" jupyter={"outputs_hidden": true, "source_hidden": true} slideshow={"slide_type": "skip"}
 z = torch.randn(5, 7, requires_grad=True)
 route(z, 1)[0].square().sum().backward()
 print("3. exactly zero:", not z.grad.any(), "- the only weight is 1 whatever the logits are")
 
-# %% id="check-4" jupyter={"source_hidden": true} slideshow={"slide_type": "skip"}
+# %% id="check-4" jupyter={"outputs_hidden": true, "source_hidden": true} slideshow={"slide_type": "skip"}
 L, d, V, H, K, h, E, k, width = 48, 2048, 151936, 32, 4, 128, 128, 8, 768
 attention = 2 * d * H * h + 2 * d * K * h + 2 * h  # Q and O, K and V, two QK-Norm gains
 rest = L * (attention + 2 * d + d * E) + d + 2 * V * d  # norms, router, final norm, embedding, head
@@ -1068,7 +1099,7 @@ counted = count_published(published("Qwen3-30B-A3B"))
 print(f"4. total {total:,}, active {active:,}: {total / 1e9:.2f} B and {active / 1e9:.2f} B")
 print("   as the library counts:", (total, active) == (counted.total, counted.active))
 
-# %% id="check-5" jupyter={"source_hidden": true} slideshow={"slide_type": "skip"}
+# %% id="check-5" jupyter={"outputs_hidden": true, "source_hidden": true} slideshow={"slide_type": "skip"}
 other = count.active - count.routed_active
 print(
     f"5. {8 / 256:.3%} of the experts, {count.active / count.total:.1%} of the weights: attention,"

@@ -120,19 +120,25 @@ def draw_shares(shares: np.ndarray, ax: Axes, title: str, window: int):
     ax.tick_params(length=0)
 
 
-def draw_models(rows: Sequence[tuple], ax: Axes):
-    """(name, experts, relative width, billions stored, active share) as bubbles; colour: share."""
+ANCHORS = {"above": ("center", "bottom", 0, 1), "below": ("center", "top", 0, -1),
+           "right": ("left", "center", 1, 0)}  # fmt: skip
+
+
+def draw_models(rows: Sequence[tuple], ax: Axes, places: Mapping[str, str]):
+    """(name, experts, relative width, billions stored, active share) as bubbles; colour: share.
+
+    places: on which side of its bubble a name stands where it is not above."""
     for label, experts, width, total, share in sorted(rows, key=lambda row: -row[3]):
         size = 2.2 * total  # area, in square points
         bubbles = ax.scatter(
             experts, width, s=size, c=[share], cmap=SEQUENTIAL, vmin=0, vmax=0.3,
             edgecolors=INK["light"], linewidths=0.8, alpha=0.9,
         )  # fmt: skip
-        below = width < 0.26  # the finest stand beside the largest: their names go below
+        ha, va, dx, dy = ANCHORS[places.get(label, "above")]
         away = math.sqrt(size) / 2 + 3
         ax.annotate(
-            label, (experts, width), (0, -away if below else away), textcoords="offset points",
-            fontsize=SMALL, ha="center", va="top" if below else "bottom", color=INK["light"],
+            label, (experts, width), (dx * away, dy * away), textcoords="offset points",
+            fontsize=SMALL, ha=ha, va=va, color=INK["light"],
         )  # fmt: skip
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
