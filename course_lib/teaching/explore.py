@@ -41,10 +41,11 @@ def with_class(widget: ipywidgets.Widget, name: str) -> ipywidgets.Widget:
     return widget
 
 
-def descendants(widget: ipywidgets.Widget) -> list[ipywidgets.Widget]:
-    """The widget and all that it contains."""
-    children = getattr(widget, "children", ())
-    return [widget, *(inner for child in children for inner in descendants(child))]
+def parts_of(widget: ipywidgets.Widget) -> list[ipywidgets.Widget]:
+    """The widget, all that it contains, and what they are laid out and styled by."""
+    inner = [part for child in getattr(widget, "children", ()) for part in parts_of(child)]
+    looks = [getattr(widget, name, None) for name in ("layout", "style")]
+    return [widget, *inner, *(look for look in looks if isinstance(look, ipywidgets.Widget))]
 
 
 def named(function: Callable | None, controls: Mapping, first: int) -> Callable | None:
@@ -113,7 +114,8 @@ class Explorable:
         self.results = Results()
         self.errors: deque[Exception] = deque(maxlen=REMEMBERED_ERRORS)
         self.refusal: str | None = None
-        self._rows: list[list[Panel]] | None = None
+        self._rows: list[list[Panel]] = []
+        self._line = ""
         self._timer: asyncio.TimerHandle | None = None
         self._setting = False
         self._build_widgets()
@@ -155,7 +157,7 @@ class Explorable:
         """Let go of all widgets, as when a cell is run again."""
         if self._timer is not None:
             self._timer.cancel()
-        for widget in descendants(self.widget):
+        for widget in parts_of(self.widget):
             widget.close()
 
     # -- state --------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ class Explorable:
         """A click on a cell or bar sets the controls that its panel names in `pick`."""
         if content.get("event") != "pick":
             return
-        panels = [panel for row in self._rows or [] for panel in row]
+        panels = [panel for row in self._rows for panel in row]
         pick = panels[content["panel"]].pick
         chosen = {
             control: self.declared[control].nearest(content[axis])
@@ -245,10 +247,11 @@ class Explorable:
             "alt": self._alt(data, **state),
             "code": self._code(**state) if self._code else "",
         }
+        line = self._summary(data, **state)
         with self.canvas.hold_sync():
             self.canvas.picture = picture
             self.canvas.status = {"state": "ok", "text": ""}
-        self._rows, self.refusal = rows, None
+        self._rows, self._line, self.refusal = rows, line, None
 
     @property
     def data(self):
@@ -283,9 +286,7 @@ class Explorable:
     @property
     def summary(self) -> str:
         """One line: the name, and the numbers shown or why there are none."""
-        if self.refusal is not None:
-            return f"{self.name}: {self.refusal}"
-        return f"{self.name}: {self._summary(self.data, **self.state)}"
+        return f"{self.name}: {self._line if self.refusal is None else self.refusal}"
 
     @property
     def alt(self) -> str:
@@ -306,7 +307,7 @@ class Explorable:
 
     def png(self) -> bytes:
         """The picture as it is stored where no kernel runs."""
-        return agg.png(self._rows or [], PICTURE_WIDTH, self.height, self.refusal or "")
+        return agg.png(self._rows, PICTURE_WIDTH, self.height, self.refusal or "")
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         live = self.widget._repr_mimebundle_()

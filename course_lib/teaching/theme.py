@@ -15,13 +15,13 @@ from course_lib.model.checks import require
 # Chosen so that each has a contrast of 3 on white and on #111111, and any two differ also for
 # readers with deuteranopia or protanopia; tests/teaching/test_theme.py measures both.
 ROLE = {
-    "stream": "#6f7782",
-    "q": "#0072b2",
-    "k": "#d55e00",
-    "v": "#009e73",
-    "scores": "#8a5cc7",
-    "cache": "#a98600",
-    "router": "#c2408f",
+    "stream": "#808b97",
+    "q": "#2973ab",
+    "k": "#dd6c04",
+    "v": "#3ba367",
+    "scores": "#8764d9",
+    "cache": "#946a35",
+    "router": "#bb3586",
     "experts": "#3f8fd0",
     "shared": "#8c5a34",
     "norm": "#4b8f8c",
@@ -31,11 +31,11 @@ ROLE = {
 EXPERTS = (
     "#3f8fd0",
     "#d97a00",
-    "#009e73",
+    "#399f6c",
     "#c2408f",
     "#8a5cc7",
     "#a98600",
-    "#c8503c",
+    "#c2514b",
     "#4b8f8c",
 )
 
