@@ -749,14 +749,14 @@ for name, fields in lesson.POSITION_FIELDS.items():
 # be another split:
 
 # %% id="stretch-kimi"
-fields = dict(lesson.POSITION_FIELDS["Kimi K2"])
+fields = dict(lesson.POSITION_FIELDS["Kimi-K2"])
 d, theta, _ = read_position(fields)
 turns = 4096 * inverse_frequencies(d, theta) / (2 * math.pi)
 for fast in (1, 32):
     kept, divided = int((turns > fast).sum()), int((turns < 1).sum())
     mixed = d // 2 - kept - divided
     print(f"thresholds {fast:2} and 1: {kept} kept, {mixed} mixed, {divided} divided")
-d, theta, rope = read_position(lesson.POSITION_FIELDS["Olmo 3 7B"])
+d, theta, rope = read_position(lesson.POSITION_FIELDS["Olmo-3-7B"])
 print(f"Olmo 3, factor 8: attention factor {rope.scaling.magnitude:.5f}")
 
 # %% [markdown] id="stretch-details"
@@ -897,7 +897,7 @@ for name, fields in lesson.POSITION_FIELDS.items():
 # turn costs one field: `Rope(nope_every=4)`. In SmolLM3's 36 layers that leaves nine without positions:
 
 # %% id="part-nope"
-rope = read_position(lesson.POSITION_FIELDS["SmolLM3 3B"])[2]
+rope = read_position(lesson.POSITION_FIELDS["SmolLM3-3B"])[2]
 still = [layer for layer in range(36) if not rope.rotates(layer)]
 print("layers that do not turn:", still, "-", len(still), "of 36")
 mixed = ModernDecoder(Config(position=Rope(nope_every=4))).eval()

@@ -28,7 +28,8 @@ from course_lib.teaching.panels import Bars, Heat, Lines, Picture
 from course_lib.teaching.theme import DPI, png_of
 
 WIDTHS = (8, 16, 32, 64, 128, 256)
-THETA = dict(log=True, help="the base of the frequencies, rope_theta in a Config")
+THETAS = (100, 1000, 10_000, 50_000, 100_000, 150_000, 500_000, 10**6, 5 * 10**6, 10**7, 10**8)
+THETA = dict(values=THETAS, help="the base of the frequencies, rope_theta in a Config")
 
 
 # --- words in another order -----------------------------------------------------------------
@@ -116,10 +117,11 @@ def permutation_explorable() -> Explorable:
         ),
         title="Does attention notice the order of words?",
         alt=lambda data, order, causal, positions: (
-            f"With the words {order}, {'a causal mask' if causal else 'no mask'} and "
-            f"{'positions' if positions else 'no positions'}, the outputs change by at most "
-            f"{data['change'].max():.2f}."
+            f"Order: {order}; {'causal' if causal else 'no'} mask, "
+            f"{'sinusoids' if positions else 'no positions'}: the output of a word changes by at "
+            f"most {data['change'].max():.2f}."
         ),
+        code=lambda text, order: f"X[{ORDERS[order](list(range(len(text.split()[:MOST_WORDS]))))}]",
         invariants=lambda data, causal, positions: [
             ("without mask and positions only the rows move",
              causal or positions or bool(data["change"].max() < 1e-5)),
@@ -179,7 +181,7 @@ def sinusoid_explorable() -> Explorable:
         controls=dict(
             d=Slider(32, values=(4, 8, 16, 32, 64, 128, 256), label="width d", unit="channels"),
             T=Slider(128, 16, 1024, log=True, label="positions", unit="tokens"),
-            base=Slider(10000.0, 10.0, 1e7, label="base", **THETA),
+            base=Slider(10_000, label="base", values=(10, *THETAS)),
             at=Slider(40, 0, 1023, label="compare with position"),
         ),
         title="What a sinusoidal code looks like, and what its products know",
@@ -259,7 +261,7 @@ def clock_explorable() -> Explorable:
         controls=dict(
             query=Slider(5, 0, 200, label="query at position"),
             key=Slider(3, 0, 200, label="key at position"),
-            theta=Slider(10000.0, 100.0, 1e8, label="theta", **THETA),
+            theta=Slider(10_000, label="theta", **THETA),
             d=Slider(16, values=WIDTHS, label="width of a head", unit="channels"),
         ),
         title="Move both: the hands turn. Move one: the score changes",
@@ -321,7 +323,7 @@ def score_explorable() -> Explorable:
         ),
         controls=dict(
             content=Choice("q = k", CONTENTS, label="content"),
-            theta=Slider(10000.0, 100.0, 1e8, label="theta", **THETA),
+            theta=Slider(10_000, label="theta", **THETA),
             d=Slider(128, values=WIDTHS, label="width of a head", unit="channels"),
             farthest=Slider(128, 8, 4096, log=True, label="up to distance", unit="tokens"),
             seed=Slider(0, 0, 99, label="seed", help="of the random query and key"),
@@ -331,6 +333,7 @@ def score_explorable() -> Explorable:
             f"A wavy curve that rises on {int((np.diff(data['scores']) > 0).sum())} of {farthest} "
             "steps away from the query."
         ),
+        code=lambda theta, d: f"inverse_frequencies({d}, {theta})",
         disabled=lambda content: (
             ({} if content == "random" else {"seed": "only random content is drawn"})
             | ({"d": "one pair has two channels",
@@ -411,7 +414,7 @@ def ladder_explorable() -> Explorable:
             f"{int((data['wave'] > length).sum())} unfinished in {length}"
         ),
         controls=dict(
-            theta=Slider(10000.0, 100.0, 1e8, label="theta", **THETA),
+            theta=Slider(10_000, label="theta", **THETA),
             d=Slider(128, values=(*WIDTHS, 512), label="width of a head", unit="channels"),
             part=Choice("full", PARTS, label="turned part"),
             fraction=Slider(0.25, values=(0.25, 0.5, 1.0), label="share of the head"),

@@ -35,8 +35,8 @@ def closest_pair(codes: Tensor) -> tuple[int, int, float]:
 # Fields of published config.json files under their own names, of which only those that decide
 # positions. Retrieved 2026-09-08; Gemma 4's are those of its global layers.
 POSITION_FIELDS = {
-    "Llama 3 8B": {"head_dim": 128, "rope_theta": 5e5},
-    "Llama 3.1 8B": {
+    "Llama-3-8B": {"head_dim": 128, "rope_theta": 5e5},
+    "Llama-3.1-8B": {
         "head_dim": 128,
         "rope_theta": 5e5,
         "rope_scaling": {
@@ -47,8 +47,8 @@ POSITION_FIELDS = {
             "original_max_position_embeddings": 8192,
         },
     },
-    "Qwen3 8B": {"head_dim": 128, "rope_theta": 1e6},
-    "Qwen3 8B, stretched": {
+    "Qwen3-8B": {"head_dim": 128, "rope_theta": 1e6},
+    "Qwen3-8B, stretched": {
         "head_dim": 128,
         "rope_theta": 1e6,
         "rope_scaling": {
@@ -57,7 +57,7 @@ POSITION_FIELDS = {
             "original_max_position_embeddings": 32768,
         },
     },
-    "Olmo 3 7B": {
+    "Olmo-3-7B": {
         "head_dim": 128,
         "rope_theta": 5e5,
         "rope_scaling": {
@@ -75,7 +75,7 @@ POSITION_FIELDS = {
             "original_max_position_embeddings": 4096,
         },
     },
-    "Kimi K2": {
+    "Kimi-K2": {
         "qk_rope_head_dim": 64,
         "rope_theta": 5e4,
         "rope_scaling": {
@@ -86,7 +86,7 @@ POSITION_FIELDS = {
             "beta_slow": 1.0,
         },
     },
-    "gpt-oss": {
+    "gpt-oss-20b": {
         "head_dim": 64,
         "rope_theta": 1.5e5,
         "rope_scaling": {
@@ -105,7 +105,7 @@ POSITION_FIELDS = {
         "rope_scaling": {"rope_type": "proportional"},
         "partial_rotary_factor": 0.25,
     },
-    "SmolLM3 3B": {"head_dim": 128, "rope_theta": 5e6, "no_rope_layer_interval": 4},
+    "SmolLM3-3B": {"head_dim": 128, "rope_theta": 5e6, "no_rope_layer_interval": 4},
 }
 
 
