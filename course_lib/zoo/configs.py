@@ -22,6 +22,16 @@ BIASES = ("qkv", "out", "experts", "router")
 PLAIN = GQA(qk_norm=False)
 
 
+@dataclass(frozen=True)
+class CachedLayers:
+    """`n` layers, in each of which a token leaves `values` numbers; with a window (or a chunk)
+    only the last `window` tokens are needed. Module 09."""
+
+    n: int
+    values: int
+    window: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Published:
     """One published model; total and active as its makers round them, in billions. Module 12."""
@@ -38,6 +48,7 @@ class Published:
     d_head: int | None = None  # None with MLA, whose widths stand in `attention`
     flat_qk_norm: bool = False  # one gain for each channel of all heads, not of one head
     rope_theta: float | None = None
+    layers: tuple[CachedLayers, ...] = ()  # what is cached, where layers are not all alike
     # feed-forward
     d_ff: int | None = None  # dense layers
     n_experts: int = 0  # 0: a dense model
@@ -102,6 +113,43 @@ class Published:
             tied=self.tied,
             **experts,
         )
+
+
+def cached_layers(model: Published) -> tuple[CachedLayers, ...]:
+    """What each token leaves in the layers of a published model.
+
+    Raises ValueError for a model whose attention is not known here. Module 09."""
+    if model.layers:
+        return model.layers
+    if isinstance(model.attention, MLA):
+        values = model.attention.kv_lora_rank + model.attention.d_rope
+    else:
+        require(
+            model.n_kv_heads and model.d_head,
+            f"{model.name}: its key/value heads are not known here.",
+            f"Choose one of {', '.join(m.name for m in cached())}.",
+        )
+        values = kv(model.n_kv_heads, model.d_head)
+    return (CachedLayers(model.n_layers, values),)
+
+
+def published_cache_bytes(
+    model: Published, tokens: int, batch: int = 1, bits: int = 16, windows: bool = True
+) -> int:
+    """batch * sum over layers of values * tokens kept * bits / 8, rounded up to whole bytes.
+
+    windows=False keeps all tokens in every layer. State of a fixed size (linear attention,
+    Mamba) is not in it. Raises ValueError for a model without known layers. Module 09."""
+    kept = [
+        layer.n * layer.values * min(tokens, layer.window or tokens if windows else tokens)
+        for layer in cached_layers(model)
+    ]
+    return -(-batch * sum(kept) * bits // 8)
+
+
+def kv(n_kv_heads: int, d_key: int, d_value: int | None = None) -> int:
+    """Numbers that a token leaves in a layer: a key and a value for each key/value head."""
+    return n_kv_heads * (d_key + (d_key if d_value is None else d_value))
 
 
 def more_attention(model: Published) -> int:
@@ -212,14 +260,17 @@ MODELS = (
               total=235, active=22),
     Published(name="gpt-oss-20b", n_layers=24, d_model=2880, vocab_size=201088,
               attention=GQA(qk_norm=False, sinks=True), n_heads=64, n_kv_heads=8, d_head=64,
+              layers=(CachedLayers(12, kv(8, 64), 128), CachedLayers(12, kv(8, 64))),
               rope_theta=1.5e5, biases=BIASES, n_experts=32, n_experts_active=4, d_expert=2880,
               total=21, active=3.6, tag="recalled", note="vocabulary recalled"),
     Published(name="gpt-oss-120b", n_layers=36, d_model=2880, vocab_size=201088,
               attention=GQA(qk_norm=False, sinks=True), n_heads=64, n_kv_heads=8, d_head=64,
+              layers=(CachedLayers(18, kv(8, 64), 128), CachedLayers(18, kv(8, 64))),
               rope_theta=1.5e5, biases=BIASES, n_experts=128, n_experts_active=4, d_expert=2880,
               total=117, active=5.1, tag="recalled", note="vocabulary recalled"),
     Published(name="Llama-4-Maverick", n_layers=48, d_model=5120, vocab_size=202048,
               n_heads=40, n_kv_heads=8, d_head=128, rope_theta=5e5, d_ff=16384,
+              layers=(CachedLayers(36, kv(8, 128), 8192), CachedLayers(12, kv(8, 128))),
               router=Router("sigmoid", normalize=False), n_experts=128, n_experts_active=1,
               n_shared_experts=1, d_expert=8192, moe_every=2, total=400, active=17,
               note="the weight multiplies the expert's input"),
@@ -233,28 +284,35 @@ MODELS = (
               n_experts_active=8, n_shared_experts=1, d_expert=2048, first_k_dense=3,
               total=744, active=40, beyond="an indexer chooses what attention reads"),
     Published(name="Qwen3-Next-80B-A3B", n_layers=48, d_model=2048, vocab_size=151936,
-              attention=None, rope_theta=1e7, router=RENORMALIZED, n_experts=512,
-              n_experts_active=10, n_shared_experts=1, d_expert=512, total=80, active=3,
+              attention=None, n_heads=16, n_kv_heads=2, d_head=256,
+              layers=(CachedLayers(12, kv(2, 256)),), rope_theta=1e7, router=RENORMALIZED,
+              n_experts=512, n_experts_active=10, n_shared_experts=1, d_expert=512, total=80, active=3,
               beyond="three of four layers have linear attention"),
     Published(name="Mistral-Large-3", n_layers=61, d_model=7168, attention=latent(1536),
               n_heads=128, rope_theta=1e4, n_experts=128, n_experts_active=4, n_shared_experts=1,
               d_expert=4096, first_k_dense=3, total=673, active=39,
               beyond="its vocabulary and dense width are not known here"),
     Published(name="Trinity-Large", n_layers=60, d_model=3072, attention=None, n_heads=48,
-              n_kv_heads=8, d_head=128, n_experts=256, n_experts_active=4, n_shared_experts=1,
+              n_kv_heads=8, d_head=128,
+              layers=(CachedLayers(45, kv(8, 128), 4096), CachedLayers(15, kv(8, 128))),
+              n_experts=256, n_experts_active=4, n_shared_experts=1,
               d_expert=3072, first_k_dense=6, total=400, active=13,
               beyond="its vocabulary and dense width are not known here"),
     Published(name="MiMo-V2-Flash", n_layers=48, d_model=4096, attention=None, n_heads=64,
               rope_theta=5e6, n_experts=256, n_experts_active=8, d_expert=2048, first_k_dense=1,
               total=309, active=15, beyond="local layers have other heads than global ones"),
-    Published(name="Nemotron-3-Nano", n_layers=52, d_model=2688, attention=None, n_experts=128,
+    Published(name="Nemotron-3-Nano", n_layers=52, d_model=2688, attention=None, n_heads=32,
+              n_kv_heads=2, d_head=128, layers=(CachedLayers(6, kv(2, 128)),), n_experts=128,
               n_experts_active=6, n_shared_experts=1, d_expert=1856, d_shared=3712,
               first_k_dense=None, total=30, active=3.5,
               beyond="23 of its layers are Mamba, 23 experts without a gate, 6 attention"),
-    Published(name="Kimi-Linear-48B", n_layers=27, d_model=2304, attention=None, n_experts=256,
+    Published(name="Kimi-Linear-48B", n_layers=27, d_model=2304, attention=None, n_heads=32,
+              layers=(CachedLayers(7, 512 + 64),), n_experts=256,
               n_experts_active=8, n_shared_experts=1, d_expert=1024, first_k_dense=1,
               total=48, active=3, beyond="20 of its 27 layers have linear attention"),
     Published(name="Gemma-4-26B-A4B", n_layers=30, d_model=2816, vocab_size=262144, attention=None,
+              n_heads=16,
+              layers=(CachedLayers(25, kv(8, 256), 1024), CachedLayers(5, kv(2, 512))),
               n_experts=128, n_experts_active=8, n_shared_experts=1, d_expert=704, d_shared=None,
               first_k_dense=None, total=26, active=4,
               beyond="local and global layers have other heads",
@@ -263,12 +321,64 @@ MODELS = (
               d_head=128, rope_theta=208533496.0, n_experts=8, n_experts_active=2,
               n_shared_experts=None, d_expert=16384, first_k_dense=None, total=270, tag="article",
               beyond="a residual path beside the experts is not described", note="sizes of a file"),
+    Published(name="SmolLM2-135M", n_layers=30, d_model=576, vocab_size=49152, tied=True,
+              n_heads=9, n_kv_heads=3, d_head=64, rope_theta=1e5, d_ff=1536, total=0.135),
+    Published(name="Qwen3-1.7B", n_layers=28, d_model=2048, vocab_size=151936, tied=True,
+              attention=NORMED, n_heads=16, n_kv_heads=8, d_head=128, rope_theta=1e6, d_ff=6144,
+              total=1.7),
+    Published(name="Qwen3-4B", n_layers=36, d_model=2560, vocab_size=151936, tied=True,
+              attention=NORMED, n_heads=32, n_kv_heads=8, d_head=128, rope_theta=1e6, d_ff=9728,
+              total=4.0),
+    Published(name="Qwen3-14B", n_layers=40, d_model=5120, vocab_size=151936,
+              attention=NORMED, n_heads=40, n_kv_heads=8, d_head=128, rope_theta=1e6, d_ff=17408,
+              total=14.8),
+    Published(name="Qwen3-32B", n_layers=64, d_model=5120, vocab_size=151936,
+              attention=NORMED, n_heads=64, n_kv_heads=8, d_head=128, rope_theta=1e6, d_ff=25600,
+              total=32.8),
+    Published(name="OLMo-2-7B", n_layers=32, d_model=4096, n_heads=32, n_kv_heads=32, d_head=128,
+              flat_qk_norm=True, rope_theta=5e5, d_ff=11008,
+              beyond="its vocabulary is not known here"),
+    Published(name="Olmo-3-7B", n_layers=32, d_model=4096, n_heads=32, n_kv_heads=32, d_head=128,
+              flat_qk_norm=True, rope_theta=5e5, d_ff=11008,
+              layers=(CachedLayers(24, kv(32, 128), 4096), CachedLayers(8, kv(32, 128))),
+              beyond="its vocabulary is not known here"),
+    Published(name="Olmo-3-32B", n_layers=64, d_model=5120, n_heads=40, n_kv_heads=8, d_head=128,
+              flat_qk_norm=True, rope_theta=5e5, d_ff=27648,
+              layers=(CachedLayers(48, kv(8, 128), 4096), CachedLayers(16, kv(8, 128))),
+              beyond="its vocabulary is not known here", note="sizes read in derived copies"),
+    Published(name="SmolLM3-3B", n_layers=36, d_model=2048, n_heads=16, n_kv_heads=4, d_head=128,
+              rope_theta=5e6, beyond="its vocabulary and dense width are not known here",
+              note="every fourth layer without positions"),
+    Published(name="Mistral-Small-3.1", n_layers=40, d_model=5120, n_heads=32, n_kv_heads=8,
+              d_head=128, rope_theta=1e9,
+              beyond="its vocabulary and dense width are not known here"),
+    Published(name="Gemma-2-27B", n_layers=46, d_model=4608, n_heads=32, n_kv_heads=16, d_head=128,
+              d_ff=36864,
+              layers=(CachedLayers(23, kv(16, 128), 4096), CachedLayers(23, kv(16, 128))),
+              beyond="a second norm after each part, and capped scores"),
+    Published(name="Gemma-3-1B", n_layers=26, d_model=1152, vocab_size=262144, tied=True, n_heads=4,
+              n_kv_heads=1, d_head=256, d_ff=6912, tag="recalled",
+              layers=(CachedLayers(22, kv(1, 256), 512), CachedLayers(4, kv(1, 256))),
+              beyond="a second norm after each part", note="window recalled"),
+    Published(name="Gemma-3-27B", n_layers=62, d_model=5376, vocab_size=262144, tied=True,
+              n_heads=32, n_kv_heads=16, d_head=128, d_ff=21504, tag="recalled",
+              layers=(CachedLayers(52, kv(16, 128), 1024), CachedLayers(10, kv(16, 128))),
+              beyond="a second norm after each part", note="stream and dense width recalled"),
+    Published(name="Gemma-4-31B", n_layers=60, d_model=5376, vocab_size=262144, attention=None,
+              n_heads=32,
+              layers=(CachedLayers(50, kv(16, 256), 1024), CachedLayers(10, kv(4, 512))),
+              beyond="local and global layers have other heads"),
 )  # fmt: skip
 
 
 def counted() -> Iterator[Published]:
     """The models whose weights `count_published` counts. Module 12."""
     return (model for model in MODELS if not model.beyond)
+
+
+def cached() -> Iterator[Published]:
+    """The models whose cache `published_cache_bytes` counts. Module 09."""
+    return (m for m in MODELS if m.layers or isinstance(m.attention, MLA) or m.n_kv_heads)
 
 
 def published(name: str) -> Published:

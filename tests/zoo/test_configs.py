@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.zoo.configs import MODELS, TAGS, count_published, counted, published
+from course_lib.zoo.configs import (
+    MODELS,
+    TAGS,
+    cached,
+    count_published,
+    counted,
+    kv,
+    published,
+    published_cache_bytes,
+)
+from course_lib.zoo.counts import cache_bytes
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data/parameter-totals.json").read_text("utf-8"))
 TOTALS = {row["model"]: row for row in ORACLE["models"]}
@@ -79,3 +89,43 @@ def test_a_model_that_no_config_describes_is_refused_by_name():
         replace(MODELS[0], biases=("up",))
     with pytest.raises(ValueError, match="tag='hearsay'"):
         replace(MODELS[0], tag="hearsay")
+
+
+KIB_A_TOKEN = {"OLMo-2-7B": 512, "Gemma-3-27B": 496, "GLM-4.5": 368, "Llama-3-70B": 320,
+               "Qwen3-32B": 256, "MiniMax-M2": 248, "Trinity-Large": 240, "Llama-4-Maverick": 192,
+               "Qwen3-235B-A22B": 188, "Qwen3-14B": 160, "Mistral-Small-3.1": 160, "Qwen3-4B": 144,
+               "Llama-3-8B": 128, "Qwen3-0.6B": 112, "Qwen3-30B-A3B": 96, "GLM-5": 87.75,
+               "gpt-oss-120b": 72, "SmolLM3-3B": 72, "DeepSeek-V3": 68.625, "Kimi-K2": 68.625,
+               "Mistral-Large-3": 68.625, "gpt-oss-20b": 48, "Qwen3-Next-80B-A3B": 24,
+               "Kimi-Linear-48B": 7.875, "Nemotron-3-Nano": 6}  # fmt: skip
+
+
+def test_cache_of_published_models_by_an_independent_count():
+    for name, want in KIB_A_TOKEN.items():
+        assert published_cache_bytes(published(name), 1, windows=False) == want * 2**10, name
+    for name, want in {"Gemma-3-27B": "2.906", "Olmo-3-7B": "5.500", "Gemma-4-31B": "3.281",
+                       "Trinity-Large": "2.578"}.items():  # fmt: skip
+        assert f"{published_cache_bytes(published(name), 2**15) / 2**30:.3f}" == want, name
+
+
+def test_cache_of_published_models_is_that_of_their_config():
+    for model in counted():
+        if not model.layers:
+            want = cache_bytes(model.config(), 77, batch=3)
+            assert published_cache_bytes(model, 77, 3) == want, model.name
+    small = published("Gemma-3-1B")
+    assert published_cache_bytes(small, 100) == published_cache_bytes(small, 100, windows=False)
+    assert 4 * published_cache_bytes(small, 9, bits=4) == published_cache_bytes(small, 9)
+
+
+def test_layers_of_a_model_are_as_many_as_it_has_attention_layers():
+    linear = {"Qwen3-Next-80B-A3B": 12, "Nemotron-3-Nano": 6, "Kimi-Linear-48B": 7}
+    for model in cached():
+        if model.layers:
+            assert sum(layer.n for layer in model.layers) == linear.get(model.name, model.n_layers)
+    assert kv(4, 192, 128) == 4 * (192 + 128)
+
+
+def test_a_cache_that_is_not_known_is_refused_by_name():
+    with pytest.raises(ValueError, match="MiMo-V2-Flash: its key/value heads"):
+        published_cache_bytes(published("MiMo-V2-Flash"), 1)
