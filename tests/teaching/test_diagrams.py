@@ -15,7 +15,8 @@ from course_lib import Config, ModernDecoder, Router, new_caches
 from course_lib.model import AttentionCore, RotaryTable
 from course_lib.teaching import diagrams
 from course_lib.teaching.diagrams import live_html
-from course_lib.teaching.diagrams.shapes import Label, Rect
+from course_lib.teaching.diagrams.grid import Grid
+from course_lib.teaching.diagrams.shapes import Label, Node, Rect
 from course_lib.teaching.diagrams.telling import PARTS, code_at
 from course_lib.trace import Stage, Trace, expert_usage, trace
 from tests.helpers import SMALL, VARIANTS, ids_of, small
@@ -163,6 +164,18 @@ def test_the_geometric_test_sees_a_text_too_wide():
     assert any("leaves node W_q" in clash for clash in clashes(grid))
 
 
+@pytest.mark.parametrize("place", ["left", "right"])
+def test_a_label_beside_a_narrow_column_pushes_its_neighbours_away(place):
+    grid = Grid()
+    above, below = Node("above", ("a",)), Node("below", ("b",))
+    for column in (0, 2):
+        grid.put(column, 0, Node(f"n{column}", ("neighbour",)), rows=2, tall=True)
+    grid.put(1, 0, above)
+    grid.put(1, 1, below)
+    grid.join(above, below, Label((64, 128, 4096, 131072), "B H T S"), route="v", place=place)
+    assert clashes(grid.arrange()) == []
+
+
 # -- shapes ---------------------------------------------------------------------------------
 
 
@@ -223,10 +236,11 @@ def test_shapes_that_no_stage_has_are_those_of_the_run():
         ids, cfg = ids_of(model.cfg, 2, 7), model.cfg
         seen, whole = watch(model, ids), trace(model, ids, flops=False)
         last = len(model.blocks) - 1
-        shown = {
-            label.shape for e in diagrams.block(model, whole, last).grid.edges for label in e.labels
-        }
-        assert seen["queries"] in shown and seen["table"] in shown | {None}, name
+        edges = diagrams.block(model, whole, last).grid.edges
+        met = [e.labels[0].shape for e in edges if e.targets[0].name == "scores" and e.role == "q"]
+        tables = {e.labels[0].shape for e in edges if e.source.name == "rope"}
+        assert met == [seen["queries"]], name
+        assert tables == ({seen["table"]} if seen["table"] else set()), name
         if cfg.n_moe_layers and cfg.n_experts <= SMALL["n_experts"]:
             rows = [
                 label.shape
@@ -330,7 +344,7 @@ def test_experts_show_the_tokens_they_got(drawn):
         assert f"expert {e}: {n} token" in titles(diagram)
     many, recorded = drawn("64 experts")["moe"]
     counts = expert_usage(recorded["blocks.1.ffn.chosen"].value, 64)
-    assert f"and 56 more: {sum(counts[8:])} token" in titles(many)
+    assert f"and 56 more: {sum(counts[8:])} slot" in titles(many)
 
 
 def test_the_router_puts_its_softmax_where_its_kind_does(drawn):

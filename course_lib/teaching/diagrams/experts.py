@@ -168,24 +168,27 @@ def router_nodes(reading: Reading, ffn) -> tuple[Node, list[Node], list[Node]]:
 
 def expert_rows(grid, reading, ffn, rows, gather, scatter) -> list[Node]:
     """One row for each expert drawn: its tokens in, as many rows out."""
-    nodes, most = [], max(1, *(n for _, n in rows))
-    width = f"{ffn.gate.in_features} to {ffn.experts[0].w_gate.out_features}"
-    for i, (title, n) in enumerate(rows):
-        rest = title.startswith("and")
-        role = "experts" if rest else title
-        weights = ffn.experts[i] if not rest else None
-        about = About("swiglu", weights=weights, note=f"{plural(n, 'token')} in this run; {width}")
-        lines = (f"{title}: {plural(n, 'token')}",)
-        node = Node(title, lines, role, about=about, share=None if rest else n / most)
-        grid.put(WEIGH, ROUTER + 1 + i, node)
-        how = dict(role=role, faint=n == 0, place="above")
+    most = max(1, *(n for _, n in rows[:SHOWN]))
+    nodes = [expert_node(ffn, i, *row, most) for i, row in enumerate(rows)]
+    for i, (node, (_, n)) in enumerate(zip(nodes, rows, strict=True), start=ROUTER + 1):
+        grid.put(WEIGH, i, node)
+        how = dict(role=node.role, faint=n == 0, place="above")
         grid.join(gather, node, tokens(reading, n), **how)
         grid.join(node, scatter, tokens(reading, n), **how)
-        grid.room_below(ROUTER + 1 + i, 10)
-        nodes.append(node)
-    for node in nodes:
-        node.least = max(n.width() for n in nodes)
+        grid.room_below(i, 10)
+        node.least = max(other.width() for other in nodes)
     return nodes
+
+
+def expert_node(ffn, i: int, title: str, n: int, most: int) -> Node:
+    """One expert with its tokens and a bar; or all the rest, whose slots may share a token."""
+    widths = f"{ffn.gate.in_features} to {ffn.experts[0].w_gate.out_features} and back"
+    if i == SHOWN:
+        about = About("swiglu", note=widths)
+        return Node(title, (f"{title}: {plural(n, 'slot')}",), "experts", about=about)
+    about = About("swiglu", weights=ffn.experts[i], note=widths)
+    lines = (f"{title}: {plural(n, 'token')}",)
+    return Node(title, lines, title, about=about, share=n / most)
 
 
 def shared_path(grid: Grid, reading: Reading, ffn, row: int) -> tuple[list[Node], Node | None]:

@@ -50,39 +50,52 @@ SUMMARY = {
 
 def stream_through(grid: Grid, reading: Reading, layer: int) -> dict[str, Node]:
     """The thick line on the left: x in, two reads, two adds, x out."""
-    prefix, block_ = reading.prefix, reading.model.blocks[layer]
-    last = layer == len(reading.model.blocks) - 1
     came = "embed" if layer == 0 else f"blocks.{layer - 1}.after_ffn"
-    word_in = "from the embedding" if layer == 0 else f"from block {layer - 1}"
-    word_out = "to the final norm" if last else f"to block {layer + 1}"
+    stages = {"x": came, "y": f"{reading.prefix}after_ffn"}
+    words = stream_words(layer, len(reading.model.blocks))
+    ends = {
+        name: Node(name, ("x", words[name]), kind="bare", about=About("stream", (stages[name],)))
+        for name in ("x", "y")
+    }
     nodes = {
-        "x": Node("x", ("x", word_in), kind="bare", about=About("stream", (came,))),
+        "x": ends["x"],
         "read1": Node("read1", ("",), kind="dot"),
         "add1": add_node(reading, "after_attn", "attention"),
         "read2": Node("read2", ("",), kind="dot"),
         "add2": add_node(reading, "after_ffn", "feed-forward"),
-        "y": Node(
-            "y", ("x", word_out), kind="bare", about=About("stream", (f"{prefix}after_ffn",))
-        ),
+        "y": ends["y"],
     }
     rows = (Q - 1, K, BACK, FFN, END, END + 1)
     for node, row in zip(nodes.values(), rows, strict=True):
         grid.put(STREAM, row, node)
-    chain = list(nodes.values())
-    stages = {"read1": came, "read2": f"{prefix}after_attn", "y": f"{prefix}after_ffn"}
-    for above, below in zip(chain, chain[1:], strict=False):
-        stage = reading.trace[stages[below.name]] if below.name in stages else None
-        labels = [Label(stage.shape, stage.axes, stage=stage.name)] if stage else []
+    carried = {"read1": came, "read2": f"{reading.prefix}after_attn", "y": stages["y"]}
+    for above, below in zip([*nodes.values()], [*nodes.values()][1:], strict=False):
+        labels = [reading.of(carried[below.name])] if below.name in carried else []
         grid.join(above, below, *labels, route="v", thick=True, place="left")
     grid.room_below(END, 36)
+    return nodes | norms(grid, reading, nodes, carried)
+
+
+def stream_words(layer: int, n_layers: int) -> dict[str, str]:
+    """Where x comes from and where it goes."""
+    last = layer == n_layers - 1
+    return {
+        "x": "from the embedding" if layer == 0 else f"from block {layer - 1}",
+        "y": "to the final norm" if last else f"to block {layer + 1}",
+    }
+
+
+def norms(grid: Grid, reading: Reading, nodes: dict, carried: dict) -> dict[str, Node]:
+    """The two RMSNorms, each fed by a copy of the stream."""
+    block_, made = reading.model.blocks[int(reading.prefix.split(".")[1])], {}
     for number, row in ((1, K), (2, FFN)):
-        about = part("norm", f"{prefix}norm{number}", getattr(block_, f"norm{number}"))
-        nodes[f"norm{number}"] = Node(f"norm{number}", ("RMSNorm",), "norm", about=about)
-        grid.put(NORM, row, nodes[f"norm{number}"])
-        source = reading.trace[came] if number == 1 else reading.stage("after_attn")
-        label = Label(source.shape, source.axes, stage=source.name)
-        grid.join(nodes[f"read{number}"], nodes[f"norm{number}"], label)
-    return nodes
+        name = f"norm{number}"
+        about = part("norm", f"{reading.prefix}{name}", getattr(block_, name))
+        made[name] = Node(name, ("RMSNorm",), "norm", about=about)
+        grid.put(NORM, row, made[name])
+        read = f"read{number}"
+        grid.join(nodes[read], made[name], reading.of(carried[read]))
+    return made
 
 
 def add_node(reading: Reading, stage: str, what: str) -> Node:
