@@ -11,8 +11,9 @@
 # | **Time** | 80 minutes to read and run, 30 for the exercises |
 
 # %% [markdown] id="title-notes" slideshow={"slide_type": "notes"}
-# **2 minutes.** Two questions to hold on to: *what does one token meet*, and *what must be in memory*. Most
-# wrong statements about mixtures of experts answer one of them with the number of the other.
+# **2 minutes.** Two questions to hold on to: *what does one token meet*, and *what must be in
+# memory*. Most wrong statements about mixtures of experts answer one of them with the number of
+# the other.
 
 # %% id="setup" slideshow={"slide_type": "skip"}
 import math
@@ -38,8 +39,9 @@ from course_lib.zoo.counts import count_parameters
 # %% [markdown] id="first-figure-text" slideshow={"slide_type": "slide"}
 # ## Two tokens, two paths, one set of weights
 #
-# Below, a decoder with 16 layers of 64 experts reads two tokens; each takes 8 experts a layer. Every cell
-# is one expert, a small feed-forward network of its own. The coloured cells ran. **All cells are stored.**
+# Below, a decoder with 16 layers of 64 experts reads two tokens; each takes 8 experts a layer.
+# Every cell is one expert, a small feed-forward network of its own. The coloured cells ran. **All
+# cells are stored.**
 
 # %% id="first-figure"
 torch.manual_seed(0)
@@ -63,14 +65,14 @@ theme.show(
 )
 
 # %% [markdown] id="first-figure-notes" slideshow={"slide_type": "notes"}
-# **3 minutes.** Ask what the grey cells cost: no time for this token, and all of their memory. Count
-# one row aloud: eight blue, eight orange.
+# **3 minutes.** Ask what the grey cells cost: no time for this token, and all of their memory.
+# Count one row aloud: eight blue, eight orange.
 
 # %% [markdown] id="first-figure-after" slideshow={"slide_type": "skip"}
-# This is what a mixture of experts buys: the number of weights grows with the number of experts $E$, the work
-# for a token with the number of *active* experts $k$. Everything else in this notebook is the price: someone must
-# choose (sections 2 and 4), the choices must be gathered into efficient work (sections 3 and 5), and all
-# weights must still be kept somewhere (section 7).
+# This is what a mixture of experts buys: the number of weights grows with the number of experts
+# $E$, the work for a token with the number of *active* experts $k$. Everything else in this
+# notebook is the price: someone must choose (sections 2 and 4), the choices must be gathered into
+# efficient work (sections 3 and 5), and all weights must still be kept somewhere (section 7).
 
 # %% [markdown] id="build-text" slideshow={"slide_type": "slide"}
 # ## 1 · Build it: route, gather, run, scatter
@@ -79,8 +81,9 @@ theme.show(
 #
 # $$y = \sum_{e \in \text{top-}k} g_e \cdot \mathrm{SwiGLU}_e(x) \;+\; \sum_{s} \mathrm{SwiGLU}_s(x)$$
 #
-# The first sum runs over the $k$ *routed* experts a token chose, the second over *shared* experts that every
-# token meets. We take the weights of a library layer and write every step in plain torch.
+# The first sum runs over the $k$ *routed* experts a token chose, the second over *shared* experts
+# that every token meets. We take the weights of a library layer and write every step in plain
+# torch.
 
 # %% id="build-layer"
 torch.manual_seed(1)
@@ -94,8 +97,9 @@ print("x", tuple(x.shape), "as one list", tuple(flat.shape))
 # %% [markdown] id="route-text" slideshow={"slide_type": "skip"}
 # ### Route: one score for each expert
 #
-# The router is a single matrix. Each token gets one logit for each expert, keeps its $k$ largest, and takes a softmax
-# over **those** $k$. (That is one of several conventions; section 2 compares them.)
+# The router is a single matrix. Each token gets one logit for each expert, keeps its $k$ largest,
+# and takes a softmax over **those** $k$. (That is one of several conventions; section 2 compares
+# them.)
 
 # %% id="route"
 router_logits = flat @ w["gate.weight"].T  # (N, E)
@@ -114,9 +118,10 @@ print("as the library:", torch.allclose(weights, mine[0]), torch.equal(chosen, m
 # %% [markdown] id="gather-text" slideshow={"slide_type": "skip"}
 # ### Gather, run, scatter
 #
-# A token alone would multiply by eight matrices of its own. An expert instead collects *its* tokens into
-# one small batch. `torch.where(chosen == e)` answers two questions at once: which tokens, and in which of
-# their $k$ slots, so that each result meets its own weight on the way back.
+# A token alone would multiply by eight matrices of its own. An expert instead collects *its*
+# tokens into one small batch. `torch.where(chosen == e)` answers two questions at once: which
+# tokens, and in which of their $k$ slots, so that each result meets its own weight on the way
+# back.
 
 
 # %% id="gather"
@@ -133,7 +138,8 @@ for e in range(6):
     print(f"expert {e} gathers tokens {token.tolist()}: {tuple(ran.shape)}")
 
 # %% [markdown] id="gather-after" slideshow={"slide_type": "skip"}
-# Every token appears in exactly two of these lists. An expert may get any number of tokens, none included.
+# Every token appears in exactly two of these lists. An expert may get any number of tokens, none
+# included.
 
 # %% id="build-shared"
 out = out + swiglu(flat, "shared.0")  # every token, weight 1
@@ -154,7 +160,8 @@ theme.show(
 # %% [markdown] id="diagram-text" slideshow={"slide_type": "slide"}
 # ### The same, drawn from a forward pass
 #
-# The numbers in this diagram come from a recorded pass of a small decoder. Click a box for its formula and shapes.
+# The numbers in this diagram come from a recorded pass of a small decoder. Click a box for its
+# formula and shapes.
 
 # %% id="diagram"
 torch.manual_seed(0)
@@ -163,8 +170,9 @@ run = trace(model, torch.randint(1000, (1, 6)))
 diagrams.moe(model, run, layer=1)
 
 # %% [markdown] id="diagram-notes" slideshow={"slide_type": "notes"}
-# **6 minutes.** Follow one token by finger: flat list, router, two experts, back to *its own* row. Then ask who
-# decides the batch size of expert 3. (The tokens do; that is the systems problem of section 3 and 5.)
+# **6 minutes.** Follow one token by finger: flat list, router, two experts, back to *its own* row.
+# Then ask who decides the batch size of expert 3. (The tokens do; that is the systems problem of
+# section 3 and 5.)
 
 # %% [markdown] id="break-text" slideshow={"slide_type": "slide"}
 # ### Break it: five small slips, all of the right shape
@@ -192,17 +200,17 @@ for name, wrong in slips.items():
     print(f"{name:36} relative error {error:.2f}, wrong in {bad} of {len(x8)} tokens")
 
 # %% [markdown] id="break-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** Ask which of the five a shape test would catch. None. Then which would show in a first loss:
-# none either, a fresh model is equally ignorant either way.
+# **4 minutes.** Ask which of the five a shape test would catch. None. Then which would show in a
+# first loss: none either, a fresh model is equally ignorant either way.
 
 # %% [markdown] id="break-after" slideshow={"slide_type": "skip"}
-# **Order of the experts.** Running the experts one after the other and concatenating gives the right rows in the wrong
-# places: each token receives other tokens' thoughts. The remedy is to carry the token's index along and
-# scatter by it.
+# **Order of the experts.** Running the experts one after the other and concatenating gives the
+# right rows in the wrong places: each token receives other tokens' thoughts. The remedy is to
+# carry the token's index along and scatter by it.
 #
-# **Repeated indices.** `out[token] += v` with an index that occurs twice performs *one* of the two additions. The loop over experts
-# is safe because a token occurs at most once for each expert; all slots at once need `index_add_`. A minimal
-# case, three values for two places:
+# **Repeated indices.** `out[token] += v` with an index that occurs twice performs *one* of the two
+# additions. The loop over experts is safe because a token occurs at most once for each expert; all
+# slots at once need `index_add_`. A minimal case, three values for two places:
 
 # %% id="repeated"
 index, values = torch.tensor([0, 0, 1]), torch.tensor([1.0, 2, 3])
@@ -212,9 +220,9 @@ kept.index_add_(0, index, values)
 print("out[index] += values", lost.tolist(), "  index_add_", kept.tolist())
 
 # %% [markdown] id="empty-text" slideshow={"slide_type": "skip"}
-# **An expert without tokens** is no error, but skipping it has a side effect: its weights get no gradient *at all*
-# (`None`), where an optimiser or a data-parallel job may expect zeros. Running it on zero rows costs nothing
-# and gives zeros.
+# **An expert without tokens** is no error, but skipping it has a side effect: its weights get no
+# gradient *at all* (`None`), where an optimiser or a data-parallel job may expect zeros. Running
+# it on zero rows costs nothing and gives zeros.
 
 # %% id="empty"
 few = torch.randn(2, 32)
@@ -229,7 +237,8 @@ layer.zero_grad()
 # %% [markdown] id="conventions-text" slideshow={"slide_type": "slide"}
 # ## 2 · Whose softmax? Conventions, told apart by gradient
 #
-# Published models agree on "the top $k$ of $E$" and on little else. In `course_lib` each is a `Router`:
+# Published models agree on "the top $k$ of $E$" and on little else. In `course_lib` each is a
+# `Router`:
 #
 # | `kind` | weights $g_e$ of the chosen | used by |
 # |---|---|---|
@@ -250,9 +259,10 @@ twice = route(logits, 2, Router("softmax_all"))[0].softmax(-1)
 print("softmax twice (wrong) ", [round(v, 4) for v in twice[0].tolist()])
 
 # %% [markdown] id="conventions-after" slideshow={"slide_type": "skip"}
-# The first and the third give the same numbers, always: dividing by the sum of the chosen cancels the
-# denominator of the softmax. So a report that "model A takes the softmax before, model B after the selection" may
-# describe one and the same function. What changes the function is whether the weights are renormalised at all.
+# The first and the third give the same numbers, always: dividing by the sum of the chosen cancels
+# the denominator of the softmax. So a report that "model A takes the softmax before, model B after
+# the selection" may describe one and the same function. What changes the function is whether the
+# weights are renormalised at all.
 #
 # Now let each token take **one** expert.
 
@@ -267,11 +277,12 @@ for kind in ("softmax_all", "softmax_selected", "softmax_renormalized", "sigmoid
     print(f"{kind:22} weight {g.item():.4f}  d weight / dz = {rounded}")
 
 # %% [markdown] id="top1-after" slideshow={"slide_type": "skip"}
-# **One weight divided by itself is 1, whatever the logits.** Three of the four conventions turn the router off at
-# $k = 1$: its output is constant, so no task loss can train it. Only the full softmax keeps a slope, `0.1318` for its
-# own logit.
+# **One weight divided by itself is 1, whatever the logits.** Three of the four conventions turn
+# the router off at $k = 1$: its output is constant, so no task loss can train it. Only the full
+# softmax keeps a slope, `0.1318` for its own logit.
 #
-# Does this really happen inside a layer? Here is the gradient of the gate in one layer, with only the convention changed.
+# Does this really happen inside a layer? Here is the gradient of the gate in one layer, with only
+# the convention changed.
 
 # %% id="dead-gate" slideshow={"slide_type": "skip"}
 torch.manual_seed(0)
@@ -288,25 +299,27 @@ except ValueError as error:
     print("ValueError:", error)
 
 # %% [markdown] id="dead-gate-notes" slideshow={"slide_type": "notes"}
-# **7 minutes.** Let people predict the four rows at k = 1 before you run them. Somebody will object that the balance
-# loss still trains the gate. True: then the router learns to be even, and nothing about the task.
+# **7 minutes.** Let people predict the four rows at k = 1 before you run them. Somebody will
+# object that the balance loss still trains the gate. True: then the router learns to be even, and
+# nothing about the task.
 
 # %% [markdown] id="conventions-explore-text" slideshow={"slide_type": "slide"}
 # ### Turn it
 #
-# Five routers on the same four logits. Raise $k$ from 1 to 2 and watch three rows come alive; move the
-# selection bias and watch an expert enter without its weight following.
+# Five routers on the same four logits. Raise $k$ from 1 to 2 and watch three rows come alive; move
+# the selection bias and watch an expert enter without its weight following.
 
 # %% id="conventions-explore"
 EXPLORABLES["moe_conventions"]()
 
 # %% [markdown] id="conventions-explore-after" slideshow={"slide_type": "skip"}
-# The last row is a sigmoid that is *not* divided: its scores do not compete, so its slope touches one logit only.
-# Llama 4 routes to one expert that way, and multiplies the expert's **input** by the weight. SwiGLU is
-# not linear, so that is another function than weighing the output.
+# The last row is a sigmoid that is *not* divided: its scores do not compete, so its slope touches
+# one logit only. Llama 4 routes to one expert that way, and multiplies the expert's **input** by
+# the weight. SwiGLU is not linear, so that is another function than weighing the output.
 #
-# A common claim is that top-1 is unstable while $k > 1$ makes routing smooth. Both jump: where two logits cross,
-# an expert is exchanged for another, at any $k$ below $E$. The next cell moves one logit across such a boundary.
+# A common claim is that top-1 is unstable while $k > 1$ makes routing smooth. Both jump: where two
+# logits cross, an expert is exchanged for another, at any $k$ below $E$. The next cell moves one
+# logit across such a boundary.
 
 # %% id="jump"
 torch.manual_seed(3)
@@ -326,9 +339,10 @@ for k in (1, 2):
 # %% [markdown] id="bias-text" slideshow={"slide_type": "slide"}
 # ### DeepSeek-V3's router: choose by one score, weigh by another
 #
-# Scores are sigmoids. A bias $b_e$ is added **for the choice only**; the weights come from the bare scores. Section 4 shows
-# what moves $b$. Before the choice, the experts stand in groups, and only the groups whose two best ranked experts sum
-# highest are open: this bounds how many machines a token is sent to.
+# Scores are sigmoids. A bias $b_e$ is added **for the choice only**; the weights come from the
+# bare scores. Section 4 shows what moves $b$. Before the choice, the experts stand in groups, and
+# only the groups whose two best ranked experts sum highest are open: this bounds how many machines
+# a token is sent to.
 
 # %% id="bias"
 logits, bias = torch.tensor([[1.0, 0, -1, 2]]), torch.tensor([0, 0, 0.9, 0])
@@ -344,15 +358,15 @@ for name, (g, c) in {
     print(f"{name:28}", ", ".join(f"expert {e}: {v:.4f}" for e, v in pairs))
 
 # %% [markdown] id="bias-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** Have the room compute sigmoid(0) and sigmoid(-1) + nine tenths in their heads: that is why expert 2
-# enters. Its weight stays small, since it is weighed by its own score.
+# **4 minutes.** Have the room compute sigmoid(0) and sigmoid(-1) + nine tenths in their heads:
+# that is why expert 2 enters. Its weight stays small, since it is weighed by its own score.
 
 # %% [markdown] id="bias-after" slideshow={"slide_type": "skip"}
-# With the bias in the weights, balancing would change *what the layer computes*: the unloved expert 2 would get more than half of
-# the say because it is idle, not because it fits.
+# With the bias in the weights, balancing would change *what the layer computes*: the unloved
+# expert 2 would get more than half of the say because it is idle, not because it fits.
 #
-# The groups hold a trap as well. A closed group must be masked with $-\infty$. Masked with 0, it wins as soon as all open
-# experts rank below 0, which a negative bias makes possible:
+# The groups hold a trap as well. A closed group must be masked with $-\infty$. Masked with 0, it
+# wins as soon as all open experts rank below 0, which a negative bias makes possible:
 
 # %% id="groups"
 grouped = Router("sigmoid", selection_bias=True, n_groups=2, n_groups_active=1)
@@ -367,7 +381,8 @@ print("closed with 0     ", sorted(with_zero.topk(2).indices[0].tolist()), "(wro
 # %% [markdown] id="exercise-biased-text" slideshow={"slide_type": "skip"}
 # ### Your turn: route as DeepSeek-V3 does
 #
-# Fill in the function and run the cell. The check compares with the library and names the mistakes it knows.
+# Fill in the function and run the cell. The check compares with the library and names the mistakes
+# it knows.
 
 
 # %% id="exercise-biased-routing" tags=["exercise:biased_routing"] slideshow={"slide_type": "skip"}
@@ -386,9 +401,10 @@ biased_routing = check("biased_routing", biased_routing).use
 # %% [markdown] id="forms-text" slideshow={"slide_type": "slide"}
 # ## 3 · Loop, sort, grouped product: three ways, one sum
 #
-# The loop asks $E$ times "who is mine?". Sorting asks once: order all $N k$ slots by expert, and each expert's tokens lie in one
-# slice. A *grouped* matrix product then multiplies every slice by its own matrix in a single call. This "dropless" form
-# is what GPU kernels for mixtures of experts compute (MegaBlocks, arXiv 2211.15841).
+# The loop asks $E$ times "who is mine?". Sorting asks once: order all $N k$ slots by expert, and
+# each expert's tokens lie in one slice. A *grouped* matrix product then multiplies every slice by
+# its own matrix in a single call. This "dropless" form is what GPU kernels for mixtures of experts
+# compute (MegaBlocks, arXiv 2211.15841).
 
 
 # %% id="forms"
@@ -424,8 +440,8 @@ for name in ("sorted", "grouped"):
     print(f"loop = {name:8} {torch.allclose(results['loop'], results[name], atol=1e-5)}")
 
 # %% [markdown] id="forms-time-text" slideshow={"slide_type": "skip"}
-# How long they take depends on the machine and on the sizes; the ratios of *this* run follow. The order of the sums differs between
-# the forms, so results agree to rounding, not to the last bit.
+# How long they take depends on the machine and on the sizes; the ratios of *this* run follow. The
+# order of the sums differs between the forms, so results agree to rounding, not to the last bit.
 
 
 # %% id="forms-time" tags=["nbval-ignore-output"] slideshow={"slide_type": "skip"}
@@ -444,23 +460,25 @@ for name, t in measured.items():
     print(f"{name:8} {measured['loop'] / t:.2f} times the speed of the loop")
 
 # %% [markdown] id="forms-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** The readable form is the specification, the fast form is tested against it. The stacked weights are
-# a copy derived from the experts. On several machines a fourth step joins:
-# an all-to-all exchange brings tokens to the machines that hold their experts, and back.
+# **4 minutes.** The readable form is the specification, the fast form is tested against it. The
+# stacked weights are a copy derived from the experts. On several machines a fourth step joins: an
+# all-to-all exchange brings tokens to the machines that hold their experts, and back.
 
 # %% [markdown] id="balance-text" slideshow={"slide_type": "slide"}
 # ## 4 · Balance: who keeps the experts busy?
 #
-# A router that prefers an expert trains that expert more, which makes it preferable. And hardware wants even loads. The
-# classical remedy is an extra loss for each layer (Switch, arXiv 2101.03961):
+# A router that prefers an expert trains that expert more, which makes it preferable. And hardware
+# wants even loads. The classical remedy is an extra loss for each layer (Switch, arXiv
+# 2101.03961):
 #
 # $$\mathcal{L} = \alpha\, E \sum_e f_e P_e$$
 #
-# $f_e$ counts what was **chosen**, $P_e$ is the mean **probability** of expert $e$ under the full softmax.
+# $f_e$ counts what was **chosen**, $P_e$ is the mean **probability** of expert $e$ under the full
+# softmax.
 
 
 # %% id="balance"
-def balance(logits, k, alpha=0.01, divide_by_k=False):
+def cost(logits, k, alpha=0.01, divide_by_k=False):
     chosen = logits.topk(k).indices
     return load_balancing_loss(logits, chosen, logits.shape[1], alpha, divide_by_k).item()
 
@@ -469,27 +487,24 @@ even = 20 * torch.eye(8)  # eight tokens, each sure of another expert
 pairs = even + even.roll(1, dims=1)  # each torn between two
 one = torch.zeros(8, 8)
 one[:, 0] = 20  # all sure of expert 0
-print(f"even, k = 1               {balance(even, 1):.4f}   = alpha")
-print(
-    f"even, k = 2               {balance(pairs, 2):.4f}   = alpha k (f counts selections a token)"
-)
-print(
-    f"even, k = 2, over k       {balance(pairs, 2, divide_by_k=True):.4f}  = alpha (f counts slots)"
-)
-print(f"all on one expert, k = 1  {balance(one, 1):.4f}   = alpha E")
+print(f"even, k = 1               {cost(even, 1):.4f}   = alpha")
+print(f"even, k = 2               {cost(pairs, 2):.4f}   = alpha k (f counts selections a token)")
+print(f"even, k = 2, over k       {cost(pairs, 2, divide_by_k=True):.4f}  = alpha (f counts slots)")
+print(f"all on one expert, k = 1  {cost(one, 1):.4f}   = alpha E")
 
 # %% [markdown] id="balance-notes" slideshow={"slide_type": "notes"}
-# **6 minutes.** Write f and P on the board for the crowded case. Ask which of the two a gradient can
-# reach, and what happens if both were probabilities.
+# **6 minutes.** Write f and P on the board for the crowded case. Ask which of the two a gradient
+# can reach, and what happens if both were probabilities.
 
 # %% [markdown] id="balance-after" slideshow={"slide_type": "skip"}
-# **Two conventions.** If $f_e$ is the number of selections of expert $e$ *a token*, the $f_e$ sum to $k$ and even use costs $\alpha k$. That
-# is the library's default, and that of the Hugging Face implementations. If $f_e$ is the share of *slots*, they sum to 1 and even use costs
-# $\alpha$. A loss of `0.0200` is perfect in one and twice the floor in the other, so say which one you log.
+# **Two conventions.** If $f_e$ is the number of selections of expert $e$ *a token*, the $f_e$ sum
+# to $k$ and even use costs $\alpha k$. That is the library's default, and that of the Hugging Face
+# implementations. If $f_e$ is the share of *slots*, they sum to 1 and even use costs $\alpha$. A
+# loss of `0.0200` is perfect in one and twice the floor in the other, so say which one you log.
 #
-# How can such a loss train anything, when counting has no gradient? Only $P$ carries one. With $f$ held fixed,
-# $\partial \mathcal L / \partial z = \alpha E \sum_e f_e\, \partial P_e / \partial z$: the busier an expert, the more a gradient step takes
-# from its probability.
+# How can such a loss train anything, when counting has no gradient? Only $P$ carries one. With $f$
+# held fixed, $\partial \mathcal L / \partial z = \alpha E \sum_e f_e\, \partial P_e / \partial z$:
+# the busier an expert, the more a gradient step takes from its probability.
 
 # %% id="balance-gradient"
 z = torch.tensor([[2.0, 1, 0, 0], [2, 0, 1, 0], [2, 0, 0, 1], [0, 2, 1, 0]], requires_grad=True)
@@ -503,8 +518,9 @@ print("gradient of token 0:", [round(v, 4) for v in z.grad[0].tolist()])
 # %% [markdown] id="balance-gradient-after" slideshow={"slide_type": "skip"}
 # The gradient pushes the crowded expert 0 down (a step goes *against* it) and all others up.
 #
-# Is even use then the minimum? No. $f$ follows $P$ only through the choice, so the loss is a *surrogate*. Even use always costs
-# $\alpha$ at $k = 1$. The next cell has uneven use that costs less.
+# Is even use then the minimum? No. $f$ follows $P$ only through the choice, so the loss is a
+# *surrogate*. Even use always costs $\alpha$ at $k = 1$. The next cell has uneven use that costs
+# less.
 
 # %% id="surrogate" slideshow={"slide_type": "skip"}
 unsure = torch.tensor([[0.1, 0.0], [0.0, 0.1]])  # even use, probabilities near one half
@@ -515,21 +531,21 @@ for name, z in (("even use", unsure), ("uneven use", tilted)):
     print(f"{name:11} f = {shown[0]}, P = {shown[1]}: E sum f P = {2 * (f * P).sum():.4f}")
 
 # %% [markdown] id="surrogate-after" slideshow={"slide_type": "skip"}
-# The uneven router pays less: expert 0 is chosen often, each time by a hair, while expert 1 is chosen once and with all its
-# probability. The loss
-# works in practice because choice and probability usually go together, not because its minimum is even use.
+# The uneven router pays less: expert 0 is chosen often, each time by a hair, while expert 1 is
+# chosen once and with all its probability. The loss works in practice because choice and
+# probability usually go together, not because its minimum is even use.
 #
-# (Two more helpers you may meet: a *router z-loss* keeps logits small, and *jitter* multiplies the router's input by noise
-# during training. Both are optional.)
+# (Two more helpers you may meet: a *router z-loss* keeps logits small, and *jitter* multiplies the
+# router's input by noise during training. Both are optional.)
 #
-# Two more slips belong to this loss. Joining the layers before counting lets one layer's crowd cancel another's; and
-# padding counts as tokens unless it is left out.
+# Two more slips belong to this loss. Joining the layers before counting lets one layer's crowd
+# cancel another's; and padding counts as tokens unless it is left out.
 
 # %% id="balance-slips" slideshow={"slide_type": "skip"}
 layer1, layer2 = torch.tensor([[9.0, 0], [9, 0]]), torch.tensor([[0.0, 9], [0, 9]])
 joined = torch.cat((layer1, layer2))
-print(f"each layer on one expert: {balance(layer1, 1, 1.0):.4f} and {balance(layer2, 1, 1.0):.4f}, "
-      f"joined (wrong) {balance(joined, 1, 1.0):.4f}")  # fmt: skip
+print(f"one expert each: {cost(layer1, 1, 1.0):.4f} and {cost(layer2, 1, 1.0):.4f}, "
+      f"joined (wrong) {cost(joined, 1, 1.0):.4f}")  # fmt: skip
 z = torch.tensor([[4.0, 0, 0], [0, 4, 0], [0, 0, 4], [4, 0, 0], [4, 0, 0], [4, 0, 0]])
 real = torch.tensor([1, 1, 1, 0, 0, 0]).bool()  # three tokens, three pads
 top = z.topk(1).indices
@@ -554,9 +570,9 @@ balance = check("balance_loss", my_balance_loss).use
 # %% [markdown] id="bias-balance-text" slideshow={"slide_type": "skip"}
 # ### Balance without a loss: move the bias
 #
-# A balance loss pulls on the same weights as the task. Bias balancing (arXiv 2408.15664) leaves them alone: after each batch,
-# $b_e \leftarrow b_e + \gamma\,\mathrm{sign}(\bar\ell - \ell_e)$, where $\ell_e$ is the load of expert $e$. Nothing is differentiated; $b$ enters the
-# choice only.
+# A balance loss pulls on the same weights as the task. Bias balancing (arXiv 2408.15664) leaves
+# them alone: after each batch, $b_e \leftarrow b_e + \gamma\,\mathrm{sign}(\bar\ell - \ell_e)$,
+# where $\ell_e$ is the load of expert $e$. Nothing is differentiated; $b$ enters the choice only.
 
 # %% id="bias-balance" slideshow={"slide_type": "skip"}
 biased = MoE(
@@ -572,14 +588,16 @@ for step in range(101):
     update_selection_bias(biased, chosen, gamma=0.01)
 
 # %% [markdown] id="bias-balance-after" slideshow={"slide_type": "skip"}
-# DeepSeek-V3 balances this way. It is sometimes said to have *no* auxiliary loss; its report describes the bias **plus** a small sequence-wise
-# balance term against extreme cases within one sequence (arXiv 2412.19437, section 2.1.2).
+# DeepSeek-V3 balances this way. It is sometimes said to have *no* auxiliary loss; its report
+# describes the bias **plus** a small sequence-wise balance term against extreme cases within one
+# sequence (arXiv 2412.19437, section 2.1.2).
 
 # %% [markdown] id="toy-text" slideshow={"slide_type": "slide"}
 # ### An honest experiment
 #
-# Does a router collapse without help? We train the library's layer on a small task: tokens from 16 clusters, each cluster with a linear map of its own
-# to learn. One run starts unbiased. The others start with a router that prefers expert 0 by 3.
+# Does a router collapse without help? We train the library's layer on a small task: tokens from 16
+# clusters, each cluster with a linear map of its own to learn. One run starts unbiased. The others
+# start with a router that prefers expert 0 by 3.
 
 
 # %% id="toy-tools" slideshow={"slide_type": "skip"}
@@ -633,19 +651,22 @@ theme.show(
 )
 
 # %% [markdown] id="toy-after" slideshow={"slide_type": "skip"}
-# **Verdict, for one seed of a toy.** An unbiased start does *not* collapse, with no help at all. A biased start persists: nothing in the task
-# pushes the crowd apart. Both remedies even out the load. And the task hardly cares: the errors of all four runs are close, because seven other experts are still
-# there for the second slot. In large models imbalance costs throughput and idle weights; that it must ruin a small model's loss is not
-# what this experiment shows.
+# **Verdict, for one seed of a toy.** An unbiased start does *not* collapse, with no help at all. A
+# biased start persists: nothing in the task pushes the crowd apart. Both remedies even out the
+# load. And the task hardly cares: the errors of all four runs are close. (A likely reason: each
+# token's second slot still chooses among the other seven.) In large models imbalance costs
+# throughput and idle weights; that it must ruin a small model's loss is not what this experiment
+# shows.
 
 # %% [markdown] id="toy-notes" slideshow={"slide_type": "notes"}
-# **6 minutes.** Take bets on the four lines before showing them. The honest point is the second half: an experiment that was
-# expected to show a disaster shows persistence, and we report that.
+# **6 minutes.** Take bets on the four lines before showing them. The honest point is the second
+# half: an experiment that was expected to show a disaster shows persistence, and we report that.
 
 # %% [markdown] id="balance-explore-text" slideshow={"slide_type": "skip"}
 # ### Turn it: alpha, gamma, start bias
 #
-# Each move of a slider trains a still smaller layer anew (linear experts, the same router and the same loss).
+# Each move of a slider trains a still smaller layer anew (linear experts, the same router and the
+# same loss).
 
 # %% id="balance-explore" slideshow={"slide_type": "skip"}
 EXPLORABLES["moe_balance"]()
@@ -653,8 +674,9 @@ EXPLORABLES["moe_balance"]()
 # %% [markdown] id="usage-text" slideshow={"slide_type": "slide"}
 # ### Reading a load: against what?
 #
-# "Expert 3 got twice as much as expert 5" means nothing by itself. Compare with tokens that choose **independently and evenly**: then a load
-# scatters around $Nk/E$ with standard deviation $\sqrt{N \tfrac kE (1-\tfrac kE)}$. Below, a decoder with fresh weights reads a batch.
+# "Expert 3 got twice as much as expert 5" means nothing by itself. Compare with tokens that choose
+# **independently and evenly**: then a load scatters around $Nk/E$ with standard deviation
+# $\sqrt{N \tfrac kE (1-\tfrac kE)}$. Below, a decoder with fresh weights reads a batch.
 
 # %% id="usage"
 torch.manual_seed(0)
@@ -675,11 +697,13 @@ theme.show(
 )
 
 # %% [markdown] id="usage-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** The grey band is the point: a histogram without a reference can be read as anything.
+# **4 minutes.** The grey band is the point: a histogram without a reference can be read as
+# anything.
 
 # %% [markdown] id="usage-after" slideshow={"slide_type": "skip"}
-# Nearly even by entropy, and far from independent: most bars leave the band. Tokens of one sequence have looked at the same neighbours, so they are alike
-# and choose alike. That is why a batch of six tokens can never show a collapse: with one sequence you have one sample, not six.
+# Nearly even by entropy, and far from independent: most bars leave the band. Tokens of one
+# sequence have looked at the same neighbours, so they are alike and choose alike. That is why a
+# batch of six tokens can never show a collapse: with one sequence you have one sample, not six.
 # The explorable asks the same of any size of batch.
 
 # %% id="usage-explore" slideshow={"slide_type": "skip"}
@@ -689,7 +713,8 @@ EXPLORABLES["router"]()
 # ## 5 · Capacity: buffers of fixed size
 #
 # Compilers and networks like fixed shapes. So early systems gave each expert a buffer for
-# $C = \lceil c \cdot N k / E \rceil$ slots with a *capacity factor* $c$; slots that come too late are **dropped**.
+# $C = \lceil c \cdot N k / E \rceil$ slots with a *capacity factor* $c$; slots that come too late
+# are **dropped**.
 
 # %% id="capacity" slideshow={"slide_type": "skip"}
 for N, E, k, factor in ((7, 8, 2, 1), (4, 4, 2, 4), (4096, 8, 2, 1.25)):
@@ -701,8 +726,9 @@ for name, mask in (("padding counted (wrong)", None), ("padding left out", real)
     print(f"{name:24} tokens that find a place: {kept.nonzero().flatten().tolist()}")
 
 # %% [markdown] id="capacity-after" slideshow={"slide_type": "skip"}
-# Rounding *down* would give the first line room for only one token, and a factor may ask for more places than there are tokens (second line: four,
-# not eight). Padding that stands in front takes the places of real tokens unless it is left out of the queue.
+# Rounding *down* would give the first line room for only one token, and a factor may ask for more
+# places than there are tokens (second line: four, not eight). Padding that stands in front takes
+# the places of real tokens unless it is left out of the queue.
 #
 # A dropped slot is silent: no error, no NaN. What is left of such a token?
 
@@ -725,14 +751,15 @@ for n in (2, 1, 0):
 print("experts that serve every token all the same:", len(layer.shared))
 
 # %% [markdown] id="dropped-after" slideshow={"slide_type": "skip"}
-# A token over capacity does not simply "pass by the residual". It loses *that expert's slot*. Its other slots still act, and so do shared experts; only a token
-# that loses all $k$ in a layer without shared experts is left with the residual alone.
+# A token over capacity does not simply "pass by the residual". It loses *that expert's slot*. Its
+# other slots still act, and so do shared experts; only a token that loses all $k$ in a layer
+# without shared experts is left with the residual alone.
 
 # %% [markdown] id="drops-text" slideshow={"slide_type": "slide"}
 # ### How much is dropped?
 #
-# Two kinds of router: one whose tokens choose evenly and independently, and one with a *skew*, where the log odds of an expert are normal with standard
-# deviation 1. Means over several seeds.
+# Two kinds of router: one whose tokens choose evenly and independently, and one with a *skew*,
+# where the log odds of an expert are normal with standard deviation 1. Means over several seeds.
 
 # %% id="drops"
 shapes = ((4096, 8, 2, 30), (256, 8, 2, 30), (4096, 128, 8, 4), (4096, 256, 8, 4))
@@ -750,16 +777,19 @@ for N, E, k, seeds in shapes:
     print(f"N={N:<5} E={E:<4} k={k:<4}   " + " ".join(f"{s:>7.1%}" for s in cells))
 
 # %% [markdown] id="drops-after" slideshow={"slide_type": "skip"}
-# A capacity factor of 1 is the *average* demand, not an even distribution. Even a perfectly fair router drops a little, because chance alone fills some buffers and leaves
-# others with holes; more so for small batches (the second line). A skewed one drops about a third, and doubling the buffers does not always save it. What is not dropped is
-# padded: the number of places empty is the other side of the same coin.
+# A capacity factor of 1 is the *average* demand, not an even distribution. Even a perfectly fair
+# router drops a little, because chance alone fills some buffers and leaves others with holes; more
+# so for small batches (the second line). A skewed one drops about a third, and doubling the
+# buffers does not always save it. What is not dropped is padded: the number of places empty is the
+# other side of the same coin.
 
 # %% id="capacity-explore" slideshow={"slide_type": "skip"}
 EXPLORABLES["moe_capacity"]()
 
 # %% [markdown] id="capacity-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** Set the skew to 0 and the factor to 1: ask why anything is dropped at all. Then lower N to 64. Dropless
-# kernels (section 3) made this trade disappear on one machine; across machines buffers remain.
+# **4 minutes.** Set the skew to 0 and the factor to 1: ask why anything is dropped at all. Then
+# lower N to 64. Dropless kernels (section 3) made this trade disappear on one machine; across
+# machines buffers remain.
 
 # %% [markdown] id="exercise-capacity-text" slideshow={"slide_type": "skip"}
 # ### Your turn: who gets a place?
@@ -779,8 +809,9 @@ within_capacity = check("capacity", within_capacity).use
 # %% [markdown] id="fine-text" slideshow={"slide_type": "slide"}
 # ## 6 · Finer experts, shared experts
 #
-# Cut each expert into $m$ thinner ones and let a token take $m$ times as many. Stored and active hidden units stay the same; the number of *sets of
-# experts* a token can be sent to explodes (DeepSeekMoE, arXiv 2401.06066).
+# Cut each expert into $m$ thinner ones and let a token take $m$ times as many. Stored and active
+# hidden units stay the same; the number of *sets of experts* a token can be sent to explodes
+# (DeepSeekMoE, arXiv 2401.06066).
 
 # %% id="fine"
 print(f"the paper's example: C(16, 2) = {math.comb(16, 2)}")
@@ -791,15 +822,17 @@ for E, k in ((8, 2), (32, 4), (128, 4), (128, 8), (256, 8), (384, 8), (512, 10))
 print(f"8 x 8192 = {8 * 8192:,} hidden units, 256 x 2048 = {256 * 2048:,}: not one budget")
 
 # %% [markdown] id="fine-notes" slideshow={"slide_type": "notes"}
-# **3 minutes.** Ask what stays the same when an expert is cut (units stored, units active) and what grows
-# (choices, router logits, and the number of small products to launch).
+# **3 minutes.** Ask what stays the same when an expert is cut (units stored, units active) and
+# what grows (choices, router logits, and the number of small products to launch).
 
 # %% [markdown] id="fine-after" slideshow={"slide_type": "skip"}
-# The last line is a warning. Fine-grained experts are often pictured as "8 wide ones against `256` narrow ones". That picture compares two budgets, one eight
-# times the other. The fair comparison cuts the *same* units finer.
+# The last line is a warning. Fine-grained experts are often pictured as "8 wide ones against `256`
+# narrow ones". That picture compares two budgets, one eight times the other. The fair comparison
+# cuts the *same* units finer.
 #
-# More choices are no proof of quality, and there is a counter-trend: gpt-oss, Mistral Large 3 and Trinity take only 4 experts a token and keep them wide, since larger products
-# run more efficiently.
+# More choices are no proof of quality, and there is a counter-trend: gpt-oss, Mistral Large 3 and
+# Trinity take only 4 experts a token and keep them wide, since larger products run more
+# efficiently.
 
 # %% id="fine-explore"
 EXPLORABLES["moe_combinations"]()
@@ -807,7 +840,8 @@ EXPLORABLES["moe_combinations"]()
 # %% [markdown] id="shared-text" slideshow={"slide_type": "skip"}
 # ### Shared experts: in or out?
 #
-# The idea: what every token needs should not be learnt $E$ times over, so one expert is always on. Published models disagree.
+# The idea: what every token needs should not be learnt $E$ times over, so one expert is always on.
+# Published models disagree.
 
 # %% id="shared" slideshow={"slide_type": "skip"}
 sparse = [m for m in MODELS if m.n_experts]
@@ -822,18 +856,20 @@ print(f"one gated expert of {width} units: {3 * d * width:,} weights on {d} chan
       f"{3 * narrow * width:,} on {narrow}")  # fmt: skip
 
 # %% [markdown] id="shared-after" slideshow={"slide_type": "skip"}
-# Qwen1.5-MoE had a shared expert, Qwen3 has none (a developer's public answer: no significant gain was seen, and inference gets harder), Qwen3-Next has one again. The question
-# is contested. So is the reason for the dense first layers: that early features need to be stable is an argument, not a proof. Llama 4 makes every *second* layer
-# dense instead.
+# Qwen1.5-MoE had a shared expert, Qwen3 has none (a developer's public answer: no significant gain
+# was seen, and inference gets harder), Qwen3-Next has one again. The question is contested. So is
+# the reason for the dense first layers: that early features need to be stable is an argument, not
+# a proof. Llama 4 makes every *second* layer dense instead.
 #
-# The last line is a third variant, *latent experts*: project the stream down once, run the experts in the narrow space, project back. Each expert then costs
-# a fraction, so one can afford more of them.
+# The last line is a third variant, *latent experts*: project the stream down once, run the experts
+# in the narrow space, project back. Each expert then costs a fraction, so one can afford more of
+# them.
 
 # %% [markdown] id="count-text" slideshow={"slide_type": "skip"}
 # ## 7 · Count: stored and active
 #
-# **Active = everything, with the $E$ routed experts replaced by $k$.** Attention, embeddings, norms, router, dense layers and shared
-# experts meet every token and count in full.
+# **Active = everything, with the $E$ routed experts replaced by $k$.** Attention, embeddings,
+# norms, router, dense layers and shared experts meet every token and count in full.
 
 # %% id="count" slideshow={"slide_type": "skip"}
 small = Config(vocab_size=100, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, d_head=4,
@@ -848,8 +884,8 @@ print(f"active without the shared expert (forgotten): {c.active - c.shared:,}")
 # %% [markdown] id="real-text" slideshow={"slide_type": "slide"}
 # ### Published models, recounted from their sizes
 #
-# The left numbers are the makers' own, rounded as they round. The right ones are counted by the library from the published configuration
-# alone.
+# The left numbers are the makers' own, rounded as they round. The right ones are counted by the
+# library from the published configuration alone.
 
 # %% id="real"
 heads = ("experts", "as published", "counted", "active", "- embed.", "share")
@@ -864,8 +900,9 @@ for m in map(published, names):
     print(f"{m.name:17}" + "".join(f"{value:>13}" for value in row))
 
 # %% [markdown] id="real-after" slideshow={"slide_type": "skip"}
-# The column "- embed." leaves out the input embedding, which is looked up and not multiplied. Some makers count it as active and some do not: gpt-oss-20b is published with `3.6` active billions, which fits
-# `3.61` and not `4.19`. **A count without this remark is not reproducible.**
+# The column "- embed." leaves out the input embedding, which is looked up and not multiplied. Some
+# makers count it as active and some do not: gpt-oss-20b is published with `3.6` active billions,
+# which fits `3.61` and not `4.19`. **A count without this remark is not reproducible.**
 #
 # Biases matter at this precision too. Without any, gpt-oss comes out a little smaller:
 
@@ -887,7 +924,8 @@ print(f"DeepSeek-V3, from the rounded figures: 37 / 671 = {37 / 671:.2%}")
 # %% [markdown] id="count-wrong-text" slideshow={"slide_type": "skip"}
 # ### The tempting shortcut
 #
-# "8 of `256` experts are active, so about `3.125%` of the model is." The fraction of *experts* is right and the fraction of *weights* is not:
+# "8 of `256` experts are active, so about `3.125%` of the model is." The fraction of *experts* is
+# right and the fraction of *weights* is not:
 
 # %% id="count-wrong" slideshow={"slide_type": "skip"}
 for name in ("DeepSeek-V3", "Qwen3-235B-A22B", "Mixtral-8x7B"):
@@ -897,8 +935,9 @@ for name in ("DeepSeek-V3", "Qwen3-235B-A22B", "Mixtral-8x7B"):
           f"says {c.total * naive / 1e9:.1f} B, not {c.active / 1e9:.1f} B")  # fmt: skip
 
 # %% [markdown] id="count-notes" slideshow={"slide_type": "notes"}
-# **6 minutes.** MiniMax-M2 is often quoted with an active share of three digits. Its published figures are rounded to
-# `10` and `230` billions, so only the first digit and a half are known. Ask what fits on a laptop: total decides, not active.
+# **6 minutes.** MiniMax-M2 is often quoted with an active share of three digits. Its published
+# figures are rounded to `10` and `230` billions, so only the first digit and a half are known. Ask
+# what fits on a laptop: total decides, not active.
 
 # %% id="count-explore" slideshow={"slide_type": "skip"}
 EXPLORABLES["moe_parameters"]()
@@ -906,7 +945,8 @@ EXPLORABLES["moe_parameters"]()
 # %% [markdown] id="memory-text" slideshow={"slide_type": "slide"}
 # ### Does it save memory?
 #
-# **No.** It saves compute and, for one token, bytes read. All experts must be stored, since the next token may want any of them.
+# **No.** It saves compute and, for one token, bytes read. All experts must be stored, since the
+# next token may want any of them.
 
 # %% id="memory"
 for name in ("Llama-3-8B", "Qwen3-30B-A3B", "Mixtral-8x7B", "DeepSeek-V3"):
@@ -927,13 +967,14 @@ print("experts of a layer that a batch needs:",
 # **3 minutes.** The most common wrong sentence about these models is that they need less memory.
 
 # %% [markdown] id="memory-after" slideshow={"slide_type": "skip"}
-# The last line is why serving large mixtures wants large batches: a single token reads few experts, but a batch soon reads all of them, and only many tokens a batch pay for
-# that.
+# The last line is why serving large mixtures wants large batches: a single token reads few
+# experts, but a batch soon reads all of them, and only many tokens a batch pay for that.
 
 # %% [markdown] id="models-text" slideshow={"slide_type": "skip"}
 # ### The landscape
 #
-# Each bubble is a model; its area is what it stores, its shade the active share. Coarse experts stand on the left, fine-grained ones low on the right.
+# Each bubble is a model; its area is what it stores, its shade the active share. Coarse experts
+# stand on the left, fine-grained ones low on the right.
 
 # %% id="models" slideshow={"slide_type": "skip"}
 shown = ("Mixtral-8x7B", "Mixtral-8x22B", "OLMoE-1B-7B", "gpt-oss-20b", "gpt-oss-120b",
@@ -961,8 +1002,10 @@ EXPLORABLES["moe_models"]()
 # %% [markdown] id="smol-text" slideshow={"slide_type": "slide"}
 # ## 8 · In a real model: is a dense layer secretly sparse?
 #
-# SmolLM2-135M-Instruct (Hugging Face, Apache-2.0, arXiv 2502.02737) is dense: every token runs all `1536` hidden units of every SwiGLU. A SwiGLU is a **sum over its hidden
-# units**, so we can cut it into $E$ experts of equal width after the fact, and their sum is the layer exactly. How few of them does a token need?
+# SmolLM2-135M-Instruct (Hugging Face, Apache-2.0, arXiv 2502.02737) is dense: every token runs all
+# `1536` hidden units of every SwiGLU. A SwiGLU is a **sum over its hidden units**, so we can cut
+# it into $E$ experts of equal width after the fact, and their sum is the layer exactly. How few of
+# them does a token need?
 
 # %% id="smol-load"
 from course_lib.zoo.smollm2 import load_smollm2
@@ -987,8 +1030,10 @@ print(f"{len(smol.blocks)} layers of {ffn.w_down.in_features} hidden units")
 print("12 experts, all running = the dense layer:", torch.allclose(pieces, y15, atol=1e-3))
 
 # %% [markdown] id="smol-one-text" slideshow={"slide_type": "skip"}
-# An **oracle** now keeps, for each token, the $k$ experts whose contribution to the output is longest. It is no router: it knows all contributions before it chooses. So it bounds from above what a
-# router of that kind of cut could do. We compare it with a *fixed* set, the same experts for all tokens.
+# An **oracle** now keeps, for each token, the $k$ experts whose contribution to the output is
+# longest. It is no router: it knows all contributions before it chooses. So it bounds from above
+# what a router of that kind of cut could do. We compare it with a *fixed* set, the same experts
+# for all tokens.
 
 
 # %% id="smol-one"
@@ -1029,26 +1074,34 @@ theme.show(
 )
 
 # %% [markdown] id="smol-after"
-# **Granularity decides.** With a quarter of the units running in every layer, twelve wide experts ruin the model, while `1536` experts of one unit each, chosen for each token, lose nothing that this text shows. The dense layer
-# *is* sparse, unit by unit and token by token; but its busy units are scattered, because nothing in training asked them to lie together. Neighbouring units share a number and no task.
+# **Granularity decides.** With a quarter of the units running in every layer, twelve wide experts
+# ruin the model, while `1536` experts of one unit each, chosen for each token, lose nothing that
+# this text shows. The dense layer *is* sparse, unit by unit and token by token; but its busy units
+# are scattered, because nothing in training asked them to lie together. Neighbouring units share a
+# number and no task.
 #
-# And the choice must depend on the token: the fixed set loses far more than the oracle of the same cut.
+# And the choice must depend on the token: the fixed set loses far more than the oracle of the same
+# cut.
 #
-# Do not read this as a speed-up: the oracle computes everything first. A real mixture of experts is *trained* so that useful units stand together and a small matrix can tell which ones
-# will be needed.
+# Do not read this as a speed-up: the oracle computes everything first. A real mixture of experts
+# is *trained* so that useful units stand together and a small matrix can tell which ones will be
+# needed.
 
 # %% [markdown] id="smol-notes" slideshow={"slide_type": "notes"}
-# **5 minutes.** Ask for a guess first: half of the hidden units removed in every layer, by how much does the loss rise? Then show the three
-# curves. One seed, one short text: the ordering is the finding, not the third digit.
+# **5 minutes.** Ask for a guess first: half of the hidden units removed in every layer, by how
+# much does the loss rise? Then show the three curves. One seed, one short text: the ordering is
+# the finding, not the third digit.
 
 # %% [markdown] id="takeaways" slideshow={"slide_type": "slide"}
 # ## Key takeaways
 #
 # * Weights stored grow with $E$, work for a token with $k$. **Storage is never saved.**
-# * Several routing conventions are in use. Softmax over the selected equals a renormalised full softmax; at $k = 1$ every normalised form gives the router
+# * Several routing conventions are in use. Softmax over the selected equals a renormalised full
+#   softmax; at $k = 1$ every normalised form gives the router
 #   *no* task gradient.
 # * A selection bias steers the choice and stays out of the weights.
-# * In the balance loss, say whether $f$ counts selections a token (even use costs $\alpha k$) or slots ($\alpha$). Only $P$ carries a gradient; the loss is a surrogate.
+# * In the balance loss, say whether $f$ counts selections a token (even use costs $\alpha k$) or
+#   slots ($\alpha$). Only $P$ carries a gradient; the loss is a surrogate.
 # * Capacity trades dropped slots against empty places. A dropped slot is not a lost token.
 # * Finer experts allow more combinations at one budget; shared experts are an open question.
 # * The active share is not $k / E$: attention, embeddings, shared and dense parts count in full.
@@ -1059,17 +1112,21 @@ theme.show(
 # %% [markdown] id="check" slideshow={"slide_type": "skip"}
 # ## Self-check
 #
-# Answer first, then open: answers 1, 3, 4 and 5 are computed by the folded cells below (click their bars).
+# Answer first, then open: answers 1, 3, 4 and 5 are computed by the folded cells below (click
+# their bars).
 #
-# **1.** A model has `128` routed experts of `100` M weights and uses 8. How many expert weights are stored, how many active? Why does no small GPU run it?
+# **1.** A model has `128` routed experts of `100` M weights and uses 8. How many expert weights
+# are stored, how many active? Why does no small GPU run it?
 #
-# **2.** Counting choices has no gradient. Why does $\sum_e f_e P_e$ have one, and where does it point?
+# **2.** Counting choices has no gradient. Why does $\sum_e f_e P_e$ have one, and where does it
+# point?
 #
 # **3.** What is the task gradient of a top-1 router with a softmax over the selected expert?
 #
 # **4.** Recount Qwen3-30B-A3B from its configuration.
 #
-# **5.** In DeepSeek-V3, 8 of `256` experts run. Which fraction of the experts is that, which fraction of the weights is active, and why do they differ?
+# **5.** In DeepSeek-V3, 8 of `256` experts run. Which fraction of the experts is that, which
+# fraction of the weights is active, and why do they differ?
 
 # %% id="check-1" jupyter={"outputs_hidden": true, "source_hidden": true} slideshow={"slide_type": "skip"}
 E, k, size = 128, 8, 100e6
@@ -1079,8 +1136,10 @@ print(f"   expert, so all must be kept: {2 * E * size / 2**30:.1f} GiB in bf16")
 # %% [markdown] id="check-2" slideshow={"slide_type": "skip"}
 # <details><summary>2. Where does the gradient point?</summary>
 #
-# Only $P$ carries the gradient; $f$ weighs it: $\partial/\partial z \sum_e f_e P_e = \sum_e f_e\, \partial P_e/\partial z$. Descent takes probability from experts with a
-# large $f_e$ and gives it to those with a small one. See the cell `balance-gradient`.
+# Only $P$ carries the gradient; $f$ weighs it:
+# $\partial/\partial z \sum_e f_e P_e = \sum_e f_e\, \partial P_e/\partial z$. Descent takes
+# probability from experts with a large $f_e$ and gives it to those with a small one. See the cell
+# `balance-gradient`.
 #
 # </details>
 
@@ -1109,8 +1168,11 @@ print(f"   shared expert, dense layers, embeddings and router are {other / 1e9:.
 # %% [markdown] id="sources" slideshow={"slide_type": "skip"}
 # ## Sources
 #
-# Sparsely gated mixtures: Shazeer et al., arXiv 1701.06538 · GShard (capacity, top-2): 2006.16668 · Switch (top-1, balance loss): 2101.03961 · DeepSpeed-MoE: 2201.05596 · ST-MoE (router z-loss):
-# 2202.08906 · Expert choice: 2202.09368 · MegaBlocks (dropless): 2211.15841 · Mixtral: 2401.04088 · DeepSeekMoE (fine-grained, shared): 2401.06066 · Loss-free balancing: 2408.15664 ·
-# DeepSeek-V3: 2412.19437 · Qwen3: 2505.09388 · Kimi K2: 2507.20534 · GLM-4.5: 2508.06471 · SmolLM2: 2502.02737. Sizes of published models: `course_lib/zoo/configs.py`, each row with how it was read.
+# Sparsely gated mixtures: Shazeer et al., arXiv 1701.06538 · GShard (capacity, top-2): 2006.16668
+# · Switch (top-1, balance loss): 2101.03961 · DeepSpeed-MoE: 2201.05596 · ST-MoE (router z-loss):
+# 2202.08906 · Expert choice: 2202.09368 · MegaBlocks (dropless): 2211.15841 · Mixtral: 2401.04088
+# · DeepSeekMoE (fine-grained, shared): 2401.06066 · Loss-free balancing: 2408.15664 · DeepSeek-V3:
+# 2412.19437 · Qwen3: 2505.09388 · Kimi K2: 2507.20534 · GLM-4.5: 2508.06471 · SmolLM2: 2502.02737.
+# Sizes of published models: `course_lib/zoo/configs.py`, each row with how it was read.
 #
 # **Next:** module 13 trains a whole decoder, balance loss included.
