@@ -205,7 +205,8 @@ class Projected:
         self.parts = rows.split((H * h, K * h, K * h), dim=1)
         heads = rows.view(B, T, H + 2 * K, h)
         self.q, self.qk = heads[:, :, :H], heads[:, :, : H + K]
-        self.kv = heads[:, :, H:].transpose(1, 2)  # (B, 2 K, T, h), as it is cached
+        kv = heads[:, :, H:].unflatten(2, (2, K))  # (B, T, 2, K, h)
+        self.kv = kv.permute(2, 0, 3, 1, 4)  # (2, B, K, T, h), as it is cached
 
 
 class FastBlock:
@@ -221,8 +222,8 @@ class FastBlock:
         normed = isinstance(attn.q_norm, RMSNorm)
         heads = [attn.q_norm] * self.H + [attn.k_norm] * self.K
         self.qk_norm = FastNorm(heads) if normed else nn.Identity()
-        kv = self.W_o.new_empty(batch, 2 * self.K, capacity, self.h)
-        self.kv, self.k, self.v = kv, kv[:, : self.K], kv[:, self.K :]
+        self.kv = self.W_o.new_empty(2, batch, self.K, capacity, self.h)
+        self.k, self.v = self.kv
         self.ffn = FastMoE(block.ffn) if block.is_moe else FastSwiGLU(block.ffn)
 
     def __call__(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, room, queries: int):
@@ -240,7 +241,7 @@ class FastBlock:
             torch.mm(x, W, out=part)
         qk = self.qk_norm(room.qk)
         torch.addcmul(qk * cos, qk.roll(self.h // 2, -1), sin, out=room.qk)
-        self.kv[:, :, start : start + len(cos)] = room.kv
+        self.kv[:, :, :, start : start + len(cos)] = room.kv
         return room.q
 
     def attend(self, q: Tensor, end: int) -> Tensor:
