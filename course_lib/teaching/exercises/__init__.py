@@ -8,8 +8,10 @@ from importlib import import_module
 from ..exercise import Exercise
 
 EXERCISES = {
+    "absorbed_attention": "latent",
     "balance_loss": "loss",
     "biased_routing": "moe",
+    "cache_size": "latent",
     "capacity": "moe",
     "decode_step": "generation",
     "grouped_query_attention": "attention",

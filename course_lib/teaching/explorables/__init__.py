@@ -7,6 +7,11 @@ from course_lib.teaching.explore import Explorable
 
 # name: (module, factory); a module is imported when its explorable is asked for
 PLACES = {
+    "kv_calculator": ("heads", "calculator_explorable"),
+    "kv_intensity": ("heads", "intensity_explorable"),
+    "kv_sharing": ("heads", "sharing_explorable"),
+    "mla_cell": ("heads", "cell_explorable"),
+    "smollm2_heads": ("heads", "smollm2_explorable"),
     "moe_balance": ("moe", "balance_explorable"),
     "moe_capacity": ("moe", "capacity_explorable"),
     "moe_combinations": ("moe", "combinations_explorable"),
