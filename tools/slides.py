@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 from nbconvert import SlidesExporter
+from nbformat import NotebookNode
 from traitlets.config import Config
 
 TOOLS = Path(__file__).resolve().parent
@@ -46,6 +47,13 @@ def exporter() -> SlidesExporter:
     return SlidesExporter(config=settings)
 
 
+def shows_output_only(cell: NotebookNode) -> bool:
+    """On a slide a picture stands without the code that draws it, and so does any output whose
+    cell is tagged "output-only"."""
+    kinds = {kind for output in cell.get("outputs", []) for kind in output.get("data", {})}
+    return "image/png" in kinds or "output-only" in cell.metadata.get("tags", [])
+
+
 def write_deck(notebook: Path, folder: Path = DECKS) -> Path:
     """Write one notebook's deck; raises ValueError if no cell is marked as a slide."""
     content = nbformat.read(notebook, as_version=4)
@@ -55,6 +63,8 @@ def write_deck(notebook: Path, folder: Path = DECKS) -> Path:
             f"{notebook}: no cell is a slide. Mark cells in the source: "
             '# %% [markdown] id="..." slideshow={"slide_type": "slide"}'
         )
+    for cell in filter(shows_output_only, content.cells):
+        cell.metadata.transient = NotebookNode(remove_source=True)
     resources = {"deck": inlined(), "metadata": {"name": notebook.stem}}
     html, _ = exporter().from_notebook_node(content, resources=resources)
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,8 @@
 
 # %% [markdown] id="title-notes" slideshow={"slide_type": "notes"}
 # **2 minutes.** One question leads through the whole lecture: *if somebody changed one line of this
-# decoder, would you notice?* Half of the mistakes shown today leave every shape intact, and one of
-# them leaves every number intact.
+# decoder, would you notice?* All mistakes shown today leave the shape of the logits intact, and one
+# of them leaves every number intact.
 
 # %% id="setup" slideshow={"slide_type": "skip"}
 import math
@@ -22,7 +22,18 @@ import torch.nn.functional as F
 
 torch.set_num_threads(1)
 
-from course_lib import MLA, Config, ModernDecoder, Router, YaRN, losses, new_caches, training_step
+from course_lib import (
+    MLA,
+    Config,
+    ModernDecoder,
+    Router,
+    YaRN,
+    balance_loss,
+    load_balancing_loss,
+    losses,
+    new_caches,
+    training_step,
+)
 from course_lib.model import GroupedQueryAttention, MoE, Rope
 from course_lib.teaching import check, diagrams, figures, swap, theme, wrong
 from course_lib.trace import diverge, expert_usage, trace, trace_block
@@ -31,11 +42,9 @@ from course_lib.zoo.counts import cache_bytes, count_parameters, forward_flops
 # %% [markdown] id="first-figure-text" slideshow={"slide_type": "slide"}
 # ## The whole pass in one picture
 #
-# Below, a model with random weights reads six tokens. Each bar is one tensor of that pass, in order;
-# its height says how many numbers it holds **for each token**.
-#
-# Notice the wide bars of one colour and one height: that is the *residual stream*. Everything
-# else is a detour that leaves the stream, works in another width, and is added back to it.
+# A model with random weights reads six tokens. Each bar is one tensor, in order; its height says
+# how many numbers it holds **for each token**. Notice the grey bars: wherever they come back,
+# they have the same height. They are the *residual stream*; everything else is a detour.
 
 # %% id="first-figure"
 torch.manual_seed(0)
@@ -227,8 +236,7 @@ def moe(x, name, k=2, n_experts=8):
 # %% [markdown] id="whole-text" slideshow={"slide_type": "slide"}
 # ### The decoder, whole
 #
-# The steps above, as two functions. These lines are the complete model: nothing is left out but
-# the cache.
+# The steps above, as two functions: the complete model, but for the cache.
 
 
 # %% id="whole"
@@ -265,12 +273,13 @@ same("lm_head", decoder(ids))
 # %% [markdown] id="shapes-text" slideshow={"slide_type": "slide"}
 # ## 2 · The shape of every tensor
 #
-# Letters name the axes: B batch, T tokens, D stream, H query heads, K key/value heads, h width of
-# a head, S keys, N = B·T tokens in one list, E experts, k experts a token, V vocabulary.
-#
 # Read down the last column. What leaves the stream comes back to it.
 
-# %% id="shapes"
+# %% [markdown] id="letters" slideshow={"slide_type": "skip"}
+# Letters name the axes: B batch, T tokens, D stream, H query heads, K key/value heads, h width of
+# a head, S keys, N = B·T tokens in one list, E experts, k experts a token, V vocabulary.
+
+# %% id="shapes" tags=["output-only"]
 labels = {
     "norm1": "after RMSNorm 1", "attn.q": "Q", "attn.k": "K", "attn.v": "V",
     "attn.q_rotated": "Q, normed and turned", "attn.k_rotated": "K, normed and turned: cached",
@@ -319,9 +328,9 @@ with torch.no_grad():
 # %% [markdown] id="turn-shapes-text" slideshow={"slide_type": "skip"}
 # ### Turn: every shape, every size
 #
-# Move one control at a time and predict before you look. Which one changes the scores but not the
-# parameters? Which one changes the total but not the active parameters? Which one changes
-# the cache and nothing else you can see in the logits' shape?
+# Move one control at a time and predict before you look. Which one changes the scores but no
+# parameter? Which one changes the total but not the active parameters? Which one changes the cache
+# but not the shape of the scores?
 
 # %% id="turn-shapes" slideshow={"slide_type": "skip"}
 from course_lib.teaching.explorables.shapes import shape_explorer
@@ -422,11 +431,9 @@ swapped = swap(model, MyAttention)
 # %% [markdown] id="order-text" slideshow={"slide_type": "slide"}
 # ## 4 · The order of operations
 #
-# **project → QK-Norm → RoPE → cache → expand → attend.** Each arrow can be turned around, and
-# most of the wrong orders run without complaint. Here each mistake is made on the same weights.
-#
-# Twelve tokens go through in two chunks of six, the second behind the first one's cache. A cell says
-# how far the logits of that position are from the right ones; an empty cell means no difference.
+# **project → QK-Norm → RoPE → cache → expand → attend.** Most wrong orders run without complaint. Here each
+# mistake is made on the same weights; twelve tokens go through in two chunks. A cell says how far
+# the logits of that position are from the right ones; an empty cell means no difference.
 
 
 # %% id="order-tools" slideshow={"slide_type": "skip"}
@@ -526,8 +533,12 @@ print("first stage that differs:", diverge(trace(trained, tokens), turned_first)
 # %% id="mask" slideshow={"slide_type": "skip"}
 q, k, v = torch.zeros(1, 2, 4), torch.zeros(1, 5, 4), torch.tensor([[[1.0], [2], [4], [8], [16]]])
 lower_right = torch.ones(2, 5).tril(diagonal=3).bool()
-print("is_causal=True ", F.scaled_dot_product_attention(q, k, v, is_causal=True).flatten().tolist())
-print("lower right    ", F.scaled_dot_product_attention(q, k, v, lower_right).flatten().tolist())
+for name, how in (
+    ("is_causal=True", {"is_causal": True}),
+    ("lower right", {"attn_mask": lower_right}),
+):
+    out = F.scaled_dot_product_attention(q, k, v, **how).flatten()
+    print(f"{name:15} output of the two queries {out[0]:.2f} {out[1]:.2f}")
 
 fig, axes = theme.figure(9, 2.5, ncols=2)
 figures.draw_mask(torch.ones(2, 5).tril().bool(), axes[0], "upper left: blind to the cache")
@@ -586,9 +597,8 @@ print("tokens in the cache, still:", caches[0].length)
 # %% [markdown] id="turn-switchboard-text" slideshow={"slide_type": "slide"}
 # ### Turn: the bug switchboard
 #
-# Six mistakes as switches, on a small model whose gains are not 1. The map below the bars shows *where*
-# a mistake enters, and how it spreads from there. Find a mistake that leaves position 0 right, one that leaves a
-# whole chunk right, and one that leaves everything right but the memory.
+# Six mistakes as switches, on a small model whose gains are not 1. Find one that leaves position 0 right,
+# one that leaves a whole chunk right, and one that leaves all right but the memory.
 
 # %% id="turn-switchboard"
 from course_lib.teaching.explorables.switchboard import bug_switchboard
@@ -672,9 +682,9 @@ for name in ("embed", "blocks.0.attn", "blocks.0.after_attn", "blocks.1.norm2"):
     print(f"{name:20} rms {rms(value):.2f}, mean cosine of two tokens {mean_cosine(value):+.2f}")
 
 # %% [markdown] id="router-cause-after" slideshow={"slide_type": "skip"}
-# Embeddings are drawn independently and stand at right angles. Attention in a fresh model looks at
-# all earlier tokens about equally, so neighbours get almost the same average; and this average is
-# several times louder than the embedding it is added to. **The tokens of one sequence have become
+# Embeddings are drawn independently and stand at right angles. Attention in a fresh model
+# averages over all earlier tokens without a pattern, so neighbours get similar averages; and an
+# average is several times louder than the embedding it is added to. **The tokens of one sequence have become
 # alike, so they choose alike.** Across many sequences the averages differ, and the load evens out.
 # Six tokens of one sequence are one sample, not six.
 
@@ -731,15 +741,15 @@ parts = {"embedding": count.embedding, "attention": count.attention + count.norm
 fig, ax = theme.figure(12, 2.6)
 active = parts | {"routed experts": count.routed_active}
 figures.draw_parameters({"total": parts, "active": active}, ax)
+print(f"total          {count.total:,}")
+print(f"routed experts {count.routed:,} ({count.routed / count.total:.1%})")
+print(f"shared experts   {count.shared:,}")
+print(f"active         {count.active:,} ({count.active / count.total:.1%})")
+print("counted = built:", count.total == sum(p.numel() for p in model.parameters()))
 theme.show(
     fig,
     alt="Two stacked bars. Routed experts are the larger part of all parameters, but only a "
     "quarter of them is active; everything else stays.",
-    summary=f"total {count.total:,}\n"
-    f"routed experts {count.routed:,} ({count.routed / count.total:.1%})\n"
-    f"shared experts {count.shared:,}\n"
-    f"active {count.active:,} ({count.active / count.total:.1%})\n"
-    f"counted = built: {count.total == sum(p.numel() for p in model.parameters())}",
 )
 
 # %% [markdown] id="account-after"
@@ -763,10 +773,10 @@ for E, width, k in ((8, 128, 2), (64, 128, 2), (512, 128, 2), (64, 16, 2), (64, 
 # %% [markdown] id="deepseek-text" slideshow={"slide_type": "slide"}
 # ### The same Config at DeepSeek-V3's size
 #
-# The sizes are those of its report; the counts come from the same function as above, on this very
-# `Config`. The report rounds them to `671B` in total and `37B` active.
+# The sizes are those of its report, which rounds the counts to `671B` in total and `37B` active. The
+# counts below come from the same function as above.
 
-# %% id="deepseek"
+# %% id="deepseek" tags=["output-only"]
 v3 = Config(
     vocab_size=129280, d_model=7168, n_layers=61, n_heads=128, n_kv_heads=128, d_ff=18432,
     n_experts=256, n_experts_active=8, d_expert=2048, first_k_dense=3, max_seq_len=163840,
@@ -781,7 +791,7 @@ print(f"{'':22} {'this model':>14} {'DeepSeek-V3':>18}")
 for field in sizes:
     print(f"{field:22} {getattr(model.cfg, field):>14} {getattr(v3, field):>18}")
 
-# %% id="deepseek-counts"
+# %% id="deepseek-counts" tags=["output-only"]
 ours, theirs = count, count_parameters(v3)
 for name, a, b in (
     ("parameters", f"{ours.total:,}", f"{theirs.total:,}"),
@@ -809,7 +819,7 @@ print(f"37/671 = {37 / 671:.1%}; counted without the input embedding {met:.1%}")
 # gets probability $1/V$, and the loss is $-\ln\frac1V = \ln V$. **This is the cheapest test there is:** one
 # forward pass on any data.
 
-# %% id="loss"
+# %% id="loss" tags=["output-only"]
 torch.manual_seed(0)
 model = ModernDecoder(Config())
 batch = torch.randint(1000, (2, 16))
@@ -844,6 +854,21 @@ print(f"gradient norm of their sum          {norm.item():.3f}")
 # **The balance loss** is $\alpha E \sum_e f_e P_e$ for each layer, with $f_e$ the selections of expert
 # $e$ per token (they add up to $k$) and $P_e$ its mean probability. Perfectly even routing gives $\alpha k$ a
 # layer. Another convention divides by $k$; say which one you use.
+
+# %% [markdown] id="balance-text" slideshow={"slide_type": "skip"}
+# The balance loss by hand, for the first MoE layer, and the sum over all three:
+
+# %% id="balance" slideshow={"slide_type": "skip"}
+with torch.no_grad():
+    router_logits = model(batch)[1]
+    first = router_logits[0]  # (N, E)
+    chosen = first.topk(2, dim=-1).indices
+    f = F.one_hot(chosen, 8).sum(dim=(0, 1)) / len(first)  # selections a token, sums to 2
+    P = first.softmax(-1).mean(dim=0)
+    by_hand = 0.01 * 8 * (f * P).sum()
+    print("f", [round(x, 2) for x in f.tolist()], f"sums to {f.sum():.2f}")
+    print(f"by hand {by_hand:.4f}, library {load_balancing_loss(first, chosen, 8):.4f}, "
+          f"three layers {balance_loss(model, router_logits):.4f}")  # fmt: skip
 
 # %% [markdown] id="loss-notes" slideshow={"slide_type": "notes"}
 # **6 minutes.** Ask what a first loss near zero would mean before going to the next slide. Someone will
@@ -911,9 +936,8 @@ with torch.no_grad():
 # %% [markdown] id="generate-text" slideshow={"slide_type": "slide"}
 # ## 8 · Generate: one row, one token, one step
 #
-# A forward pass gives logits for *every* position, and all but the last predict tokens we already have. So:
-# take the **last row**, choose a token, feed back **that token alone**, at **position = number
-# of tokens so far**. Keys and values of everything before it come from the cache.
+# Take the **last row** of the logits, choose a token, feed back **that token alone**, at **position =
+# number of tokens so far**. The cache has the rest.
 
 
 # %% id="generate"
@@ -949,7 +973,8 @@ diagrams.generation(model, prefill, decode)
 # %% [markdown] id="last-text" slideshow={"slide_type": "skip"}
 # ### What the cache saves
 #
-# Without it, step $n$ runs all tokens again. Count the multiply-adds, and look at a wrong row on the way:
+# Without it, step $n$ runs all tokens again: count the multiply-adds. And all rows but the last predict
+# tokens that we already have: whoever samples from row 0 answers another question.
 
 # %% id="last" slideshow={"slide_type": "skip"}
 cached = forward_flops(model.cfg, 5) + sum(forward_flops(model.cfg, 1, 5 + i) for i in range(1, 10))
@@ -1044,7 +1069,7 @@ theme.show(
 # The same classes, with trained weights: **SmolLM2-135M-Instruct**. A dense model of the Llama family, so no
 # experts and no QK-Norm: two fields of the `Config`. The same `trace` records it while it answers.
 
-# %% id="real"
+# %% id="real" tags=["output-only"]
 from course_lib.zoo.smollm2 import load_smollm2
 
 smol, tokenizer = load_smollm2()
@@ -1112,8 +1137,8 @@ for name, mistake in {
 # %% [markdown] id="real-attention-text" slideshow={"slide_type": "skip"}
 # ### Attention that has learned something
 #
-# In the random model every row of weights was nearly flat. Here are three heads of SmolLM2 on a short
-# sentence. Notice the first column.
+# In the random model attention has no pattern. Here are three heads of SmolLM2 on a short sentence.
+# Notice the first column.
 
 # %% id="real-attention" slideshow={"slide_type": "skip"}
 sentence = torch.tensor([tokenizer.encode("The capital of France is")])
@@ -1126,16 +1151,15 @@ fig, axes = theme.figure(12, 4.2, ncols=3)
 for ax, (i, head) in zip(axes, ((0, 0), (11, 0), (20, 0)), strict=True):
     figures.draw_attention(weights[i, head], words, ax, f"layer {i}, head {head}")
 theme.save(fig, "16_attention")
+print(f"share of the first token: {first[0]:.2f} in layer 0, {first[20]:.2f} in layer 20")
+print(f"heads that give it more than half: {(sinks > 0.5).sum()} of {sinks.numel()}")
 theme.show(
     fig,
-    alt="Three attention maps. In the middle of the network most weight falls on the first token.",
-    summary=f"share of the first token: {first[0]:.2f} in layer 0, {first.max():.2f} in layer "
-    f"{first.argmax()}; more than half in {int((sinks > 0.5).sum())} of {sinks.numel()} heads",
+    alt="Three attention maps. In layer 20 nearly all weight falls on the first token.",
 )
 
 # %% [markdown] id="real-attention-after" slideshow={"slide_type": "skip"}
-# The line below the picture counts the heads that put more than half of their weight on the
-# first token, whatever it is. The softmax must hand out a
+# Most heads put more than half of their weight on the first token, whatever it is. The softmax must hand out a
 # total of 1 even when a head has nothing to fetch; the first token is visible to everyone
 # and serves as the place to put it. This is called an *attention sink* (module 10).
 
@@ -1153,14 +1177,14 @@ attention_maps()
 # %% [markdown] id="production-text" slideshow={"slide_type": "slide"}
 # ## 11 · What production adds
 #
-# None of these changes what is computed. All change what it costs. Modules that are not yet part of the
-# course are marked so in the [list of modules](../README.md#modules).
+# All of these change what the pass costs; only quantization changes what it computes, by rounding.
+# The [list of modules](../README.md#modules) says which are there and which are planned.
 #
 # | addition | what it does | where you run it |
 # |---|---|---|
 # | FlashAttention | exact attention in tiles: the (T, S) scores are never stored | [module 11](../README.md#modules) |
 # | PagedAttention | the cache in fixed pages, so that requests share memory without gaps | [module 11](../README.md#modules) |
-# | grouped GEMM | all experts in one matrix product over sorted tokens | [module 12](../README.md#modules) |
+# | grouped GEMM | all experts in one matrix product over sorted tokens | [module 12](12_moe.ipynb) |
 # | expert, tensor, pipeline parallelism | experts, matrices or layers spread over devices | [module 13](../README.md#modules) |
 # | quantization | weights in fewer bits: less to read for each token | [module 14](../README.md#modules) |
 # | speculative decoding | a small model proposes, the large one checks several tokens at once | [module 14](../README.md#modules) |
