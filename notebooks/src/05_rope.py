@@ -44,13 +44,7 @@ from course_lib.teaching.wrong import NormAfterRope, PositionsRestart, RopeOnV, 
 # %% [markdown] id="first-figure-text" slideshow={"slide_type": "slide"}
 # ## The picture to keep
 #
-# RoPE cuts a query and a key into pairs of channels and reads each pair as the hand of a clock. The
-# further back in the text a token stands, the less its hands have turned; each pair has its own
-# speed. Below, the blue hands belong to a query, the orange ones to a key three tokens before it.
-# In the second row both tokens stand 40 positions later.
-#
-# **Every hand has moved. No angle between two hands has.** A score is made of these angles, so it
-# knows how far apart two tokens are, and not where.
+# **Every hand has moved. No angle between two hands has.**
 
 # %% id="first-figure"
 speeds = inverse_frequencies(
@@ -71,17 +65,26 @@ show(
     + ", ".join(f"{math.remainder(3 * w, 2 * math.pi):.2f}" for w in speeds.tolist()),
 )
 
+# %% [markdown] id="first-figure-after" slideshow={"slide_type": "skip"}
+# This is rotary position embedding, RoPE. It cuts a query and a key into pairs of channels and
+# reads each pair as the hand of a clock. The later a token stands in the text, the further its
+# hands have turned, and each pair has its own speed. The blue hands belong to a query, the orange
+# ones to a key three tokens before it; in the second row both stand 40 positions later.
+#
+# A score is made of the angles between the hands. So it knows how far apart two tokens are, and
+# not where they are.
+
 # %% [markdown] id="first-figure-notes" slideshow={"slide_type": "notes"}
-# **3 minutes.** Leave it on the screen until somebody says "so it does not know the position". Right:
-# it knows differences. The rest of the lecture is where that picture comes from, and what goes wrong
-# with it.
+# **3 minutes.** Leave it on the screen until somebody says "so it does not know the position".
+# Right: it knows differences. The rest of the lecture is where that picture comes from, and what
+# goes wrong with it.
 
 # %% [markdown] id="blind-text" slideshow={"slide_type": "slide"}
 # ## 1 · What attention cannot see
 #
 # Four tokens, three channels, one head, no mask. We shuffle the tokens and compare.
 
-# %% id="blind-build"
+# %% id="blind-build" slideshow={"slide_type": "skip"}
 torch.manual_seed(0)
 X = torch.randn(4, 3, dtype=torch.float64)
 W_q, W_k, W_v = torch.randn(3, 3, 3, dtype=torch.float64)
@@ -104,14 +107,15 @@ print("equal after averaging tokens: ", torch.allclose(attend(X[order]).mean(0),
 # invariant. A token's own result does not change when others trade places, and only something that
 # forgets rows, such as an average over tokens, makes two orders the same.
 #
-# The proof takes one line a step. Write the shuffle as a matrix $P$, so that the new input is $PX$.
+# The proof takes one line a step. Write the shuffle as a matrix $P$, so that the new input is
+# $PX$.
 #
 # $$(PXW_Q)(PXW_K)^\top = P\,(QK^\top)\,P^\top,\qquad \mathrm{softmax}(PSP^\top)=P\,\mathrm{softmax}(S)\,P^\top,\qquad P\,A\,P^\top PV = P\,(AV).$$
 #
-# The middle step holds because softmax works on each row alone and does not care in which order the
-# entries stand; the last because $P^\top P = I$. Let us check each step, with $P$ itself.
+# The middle step holds because softmax works on each row alone and does not care in which order
+# the entries stand; the last because $P^\top P = I$. Let us check each step, with $P$ itself.
 
-# %% id="blind-steps"
+# %% id="blind-steps" slideshow={"slide_type": "skip"}
 P = torch.eye(4, dtype=torch.float64)[order]
 S = (X @ W_q) @ (X @ W_k).T
 print("P X is X in the new order:   ", torch.equal(P @ X, X[order]))
@@ -123,28 +127,29 @@ causal = causal_mask(4)
 gap = (attend(X[order], causal) - attend(X, causal)[order]).abs().max()
 print(f"with a causal mask the shuffled output differs by {gap:.3f}")
 
-# %% [markdown] id="blind-causal"
+# %% [markdown] id="blind-causal" slideshow={"slide_type": "skip"}
 # A **causal mask breaks the symmetry**: a token that moves to the front sees fewer others. So a
-# decoder without any positions is not blind to order; how much it can learn from the mask
-# alone is the subject of section 11.
+# decoder without any positions is not blind to order; how much it can learn from the mask alone is
+# the subject of section 11.
 
-# %% [markdown] id="blind-turn" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="blind-turn" slideshow={"slide_type": "skip"}
 # **Turn it.** Type your own sentence, choose an order, then add the mask or the positions of
 # section 2. Which words change?
 
-# %% id="blind-explorable"
+# %% id="blind-explorable" slideshow={"slide_type": "skip"}
 explorables.permutation_explorable()
 
 # %% [markdown] id="blind-notes" slideshow={"slide_type": "notes"}
-# **6 minutes.** Set the order to "backwards": the rows of the right panel are those of the left one,
-# upside down, and all bars are zero. Then the causal mask, then the positions. Correct whoever says "attention treats text
-# as a bag of words, so both sentences give the same output": each *word* gets the same output.
+# **6 minutes.** Set the order to "backwards": the rows of the right panel are those of the left
+# one, upside down, and all bars are zero. Then the causal mask, then the positions. Correct
+# whoever says "attention treats text as a bag of words, so both sentences give the same output":
+# each *word* gets the same output.
 
 # %% [markdown] id="count-text" slideshow={"slide_type": "slide"}
 # ## 2 · Writing the position down
 #
-# The plain idea is to add something to each token that depends on its position. Five attempts, each
-# mending what the one before lacks:
+# The plain idea is to add something to each token that depends on its position. Five attempts,
+# each mending what the one before lacks:
 
 # %% id="count-ladder"
 attempts = [
@@ -164,26 +169,27 @@ show(
     summary=f"{len(attempts)} attempts",
 )
 
-# %% [markdown] id="count-index-text"
+# %% [markdown] id="count-index-text" slideshow={"slide_type": "skip"}
 # **Counting.** Nothing forbids it. A large input number only makes training harder to condition; a
 # network may well learn from an index, just as it learns from an index into a table. And two
 # counts do hold their distance: subtract them. But attention does not subtract, it *multiplies*:
 
-# %% id="count-index"
+# %% id="count-index" slideshow={"slide_type": "skip"}
 for n, m in ((5, 3), (12, 10), (103, 101)):
     print(f"positions {n:3} and {m:3}: difference {n - m}, product {n * m:6,}")
 print("position 2 of 2 as a share of the length:", 2 / 2, "| position 2 of 4:", 2 / 4)
 
-# %% [markdown] id="count-index-after"
-# The product says nothing about the distance. **Dividing by the length** keeps numbers small and is
-# worse: position 2 is `1.0` in a text of two tokens and `0.5` in one of four, so a code means
+# %% [markdown] id="count-index-after" slideshow={"slide_type": "skip"}
+# The product says nothing about the distance. **Dividing by the length** keeps numbers small and
+# is worse: position 2 is `1.0` in a text of two tokens and `0.5` in one of four, so a code means
 # another place in each text.
 #
-# **One sine** is bounded and needs no length. No two whole positions get exactly the same sine, since
-# no multiple of $2\pi$ is a whole number. But positions come *arbitrarily near*, and a model that
-# computes with a few digits cannot tell them apart. Which two of the first thousand are the worst?
+# **One sine** is bounded and needs no length. No two whole positions get exactly the same sine,
+# since no multiple of $2\pi$ is a whole number. But positions come *arbitrarily near*, and a model
+# that computes with a few digits cannot tell them apart. Which two of the first thousand are the
+# worst?
 
-# %% id="count-near"
+# %% id="count-near" slideshow={"slide_type": "skip"}
 positions = torch.arange(1001)
 i, j, gap = lesson.closest_pair(positions.double().sin().unsqueeze(1))
 print(f"one sine:        positions {i} and {j} differ by {gap:.2e}")
@@ -192,17 +198,18 @@ for d in (2, 8, 16, 64):
     name = "one sine-cosine pair" if d == 2 else f"{d // 2} pairs (d={d})"
     print(f"{name + ':':24} positions {i} and {j} lie {gap:.3g} apart")
 
-# %% [markdown] id="count-near-after"
-# One sine confuses 11 with `344`; a sine with its cosine names the angle fully and still comes back to
-# almost the same angle: $710$ tokens are very nearly $113$ full turns, so `15` and `725` are neighbours. With **many pairs at different speeds** the worst two of a thousand positions are far
-# apart, and the more channels, the farther.
+# %% [markdown] id="count-near-after" slideshow={"slide_type": "skip"}
+# One sine confuses 11 with `344`; a sine with its cosine names the angle fully and still comes
+# back to almost the same angle: $710$ tokens are very nearly $113$ full turns, so `15` and `725`
+# are neighbours. With **many pairs at different speeds** the worst two of a thousand positions are
+# far apart, and the more channels, the farther.
 #
 # That is the code of the first Transformer. Pair $i$ of $d/2$ has its own frequency:
 #
 # $$\mathrm{PE}(p, 2i)=\sin(p\,\omega_i),\qquad \mathrm{PE}(p, 2i+1)=\cos(p\,\omega_i),\qquad \omega_i=\mathrm{base}^{-2i/d}.$$
 
 
-# %% id="count-sinusoid"
+# %% id="count-sinusoid" slideshow={"slide_type": "skip"}
 def codes(positions, d, base=10000.0):
     pair = torch.arange(d // 2, dtype=torch.float64)
     speed = base ** (-2 * pair / d)  # (d/2,) radians a token
@@ -218,11 +225,11 @@ print(codes(torch.arange(4), 6).float())
 theirs = lesson.sinusoid(torch.arange(4), 6)
 print("equal to the code used in the explorables:", torch.equal(codes(torch.arange(4), 6), theirs))
 
-# %% [markdown] id="count-clocks"
+# %% [markdown] id="count-clocks" slideshow={"slide_type": "skip"}
 # Read it as a set of clocks, from one that turns in `6.3` tokens to one that needs `2916.4`. It is
-# *not* binary counting: in a binary counter each digit is half as fast as the one before and flips;
-# here each pair is `0.0464` times as fast ($\mathrm{base}^{-2/d}$, so another number for another
-# width) and moves smoothly. All they share is many timescales.
+# *not* binary counting: in a binary counter each digit is half as fast as the one before and
+# flips; here each pair is `0.0464` times as fast ($\mathrm{base}^{-2/d}$, so another number for
+# another width) and moves smoothly. All they share is many timescales.
 #
 # Two more choices stand at the input.
 #
@@ -232,23 +239,23 @@ print("equal to the code used in the explorables:", torch.equal(codes(torch.aran
 #   Transformer's authors found no difference), but its rows end: GPT-2's table has `1,024` of them, and a text one token
 #   longer has no code for it.
 
-# %% id="count-cost"
+# %% id="count-cost" slideshow={"slide_type": "skip"}
 d = 512
 print(f"adding:        d={d}, a d x d projection has {d * d:,} weights")
 print(f"concatenating: width {2 * d:,}, it has {(2 * d) ** 2:,}")
 print(f"               if only its input is doubled: {2 * d * d:,}")
 
-# %% [markdown] id="count-turn" slideshow={"slide_type": "subslide"}
-# **Turn it.** What does a smaller base do to the stripes? And which positions look alike to position
-# 40, by the product below?
+# %% [markdown] id="count-turn" slideshow={"slide_type": "skip"}
+# **Turn it.** What does a smaller base do to the stripes? And which positions look alike to
+# position 40, by the product below?
 
-# %% id="count-explorable"
+# %% id="count-explorable" slideshow={"slide_type": "skip"}
 explorables.sinusoid_explorable()
 
 # %% [markdown] id="count-notes" slideshow={"slide_type": "notes"}
-# **7 minutes.** The ladder is the story of the lecture in one line; come back to it when RoPE keeps the
-# last rung and changes only *where* it is used. Set base to 10: the slow pairs become fast and the product
-# gets side peaks as high as the main one.
+# **7 minutes.** The ladder is the story of the lecture in one line; come back to it when RoPE
+# keeps the last rung and changes only *where* it is used. Set base to 10: the slow pairs become
+# fast and the product gets side peaks as high as the main one.
 
 # %% [markdown] id="shift-text" slideshow={"slide_type": "slide"}
 # ## 3 · A shift is a matrix
@@ -257,11 +264,12 @@ explorables.sinusoid_explorable()
 #
 # $$\begin{pmatrix}\sin\omega(p+k)\\ \cos\omega(p+k)\end{pmatrix}=\begin{pmatrix}\cos\omega k & \sin\omega k\\ -\sin\omega k & \cos\omega k\end{pmatrix}\begin{pmatrix}\sin\omega p\\ \cos\omega p\end{pmatrix}.$$
 #
-# The matrix holds $k$ and not $p$: **one** matrix $M_k$ moves every position by $k$. The sine's new
-# value needs the old cosine, so with sines alone there is no such matrix, and we can measure that.
+# The matrix holds $k$ and not $p$: **one** matrix $M_k$ moves every position by $k$. The sine's
+# new value needs the old cosine, so with sines alone there is no such matrix, and we can measure
+# that.
 
 
-# %% id="shift-matrix"
+# %% id="shift-matrix" slideshow={"slide_type": "skip"}
 def shift_matrix(k, d, base=10000.0):
     M = torch.zeros(d, d, dtype=torch.float64)
     for i, w in enumerate(inverse_frequencies(d, base).tolist()):
@@ -280,13 +288,13 @@ for name, channels in (("sine and cosine", slice(None)), ("sines alone", slice(0
     worst = (now[:, channels] @ best - later[:, channels]).abs().max()
     print(f"best matrix for {name}: worst error {'< 1e-9' if worst < 1e-9 else f'{worst:.3f}'}")
 
-# %% [markdown] id="shift-product"
+# %% [markdown] id="shift-product" slideshow={"slide_type": "skip"}
 # A second gift: the *product* of two codes depends on their distance alone,
-# $\mathrm{PE}(p)\cdot\mathrm{PE}(p+k)=\sum_i\cos\omega_i k$. If a score were this product, we would be
-# done. But the codes are *added to the words* and pass through $W_Q$ and $W_K$ first, and then the
-# property is gone:
+# $\mathrm{PE}(p)\cdot\mathrm{PE}(p+k)=\sum_i\cos\omega_i k$. If a score were this product, we
+# would be done. But the codes are *added to the words* and pass through $W_Q$ and $W_K$ first, and
+# then the property is gone:
 
-# %% id="shift-lost"
+# %% id="shift-lost" slideshow={"slide_type": "skip"}
 torch.manual_seed(1)
 A, B = torch.randn(2, 16, 16, dtype=torch.float64) / 4  # as W_Q and W_K would be
 for p in (5, 30, 100):
@@ -295,29 +303,29 @@ for p in (5, 30, 100):
         f"positions {p + 10:3} and {p:3}: product {plain:.4f}, after projections {projected:+.4f}"
     )
 
-# %% [markdown] id="shift-lost-after"
-# A score of (word + code) with (word + code) has four terms: word with word, word with code, code with
-# word, code with code. Two of them mix content with an absolute place, and even the last one depends
-# on the distance only if training happens to make $W_QW_K^\top$ do so. RoPE repairs this by moving the
-# rotation to *after* the projections.
+# %% [markdown] id="shift-lost-after" slideshow={"slide_type": "skip"}
+# A score of (word + code) with (word + code) has four terms: word with word, word with code, code
+# with word, code with code. Two of them mix content with an absolute place, and even the last one
+# depends on the distance only if training happens to make $W_QW_K^\top$ do so. RoPE repairs this
+# by moving the rotation to *after* the projections.
 
 # %% [markdown] id="shift-notes" slideshow={"slide_type": "notes"}
-# **5 minutes.** The least-squares line is the proof that the cosine is not decoration. Ask what M_10
-# times M_10 is before going on (M_20: rotations add their angles). That is all of RoPE.
+# **5 minutes.** The least-squares line is the proof that the cosine is not decoration. Ask what
+# M_10 times M_10 is before going on (M_20: rotations add their angles). That is all of RoPE.
 
 # %% [markdown] id="turn-text" slideshow={"slide_type": "slide"}
 # ## 4 · From adding to turning
 #
-# Take one pair of channels of a query at position $n$ and of a key at position $m$. Instead of adding
-# a code, **rotate the pair** by position times frequency:
+# Take one pair of channels of a query at position $n$ and of a key at position $m$. Instead of
+# adding a code, **rotate the pair** by position times frequency:
 #
 # $$R(a)=\begin{pmatrix}\cos a&-\sin a\\ \sin a&\cos a\end{pmatrix},\qquad \big(R(n\omega)\,q\big)^\top\big(R(m\omega)\,k\big)=q^\top R(n\omega)^\top R(m\omega)\,k=q^\top R\big((m-n)\,\omega\big)\,k.$$
 #
-# A rotation transposed is the rotation back, and rotations add their angles. So $n$ and $m$ leave the
-# score except through their difference. Nothing was learned and nothing approximated.
+# A rotation transposed is the rotation back, and rotations add their angles. So $n$ and $m$ leave
+# the score except through their difference. Nothing was learned and nothing approximated.
 
 
-# %% id="turn-pair"
+# %% id="turn-pair" slideshow={"slide_type": "skip"}
 def R(angle):
     return torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
 
@@ -327,12 +335,13 @@ q, k = torch.tensor([1.0, 0.5]), torch.tensor([0.3, -1.0])
 for n, m in ((3, 5), (10, 12), (101, 103)):
     print(f"query at {n:3}, key at {m:3}: score {(R(n) @ q) @ (R(m) @ k):.4f}")
 
-# %% [markdown] id="turn-head-text"
+# %% [markdown] id="turn-head-text" slideshow={"slide_type": "skip"}
 # Now a whole head. It has $d_h$ channels, so $d_h/2$ pairs, and pair $i$ gets frequency
-# $\theta_i=\mathrm{base}^{-2i/d_h}$: the last rung of the ladder, unchanged. First the angles, one for
-# each token and pair:
+# $\omega_i=\theta^{-2i/d_h}$: the last rung of the ladder, unchanged. The base is now called
+# $\theta$, `rope_theta` in a config; beware of papers that write $\theta_i$ for the frequencies.
+# First the angles, one for each token and pair:
 
-# %% id="turn-angles"
+# %% id="turn-angles" slideshow={"slide_type": "skip"}
 T, d_h, theta = 6, 8, 10000.0
 freq = theta ** (-torch.arange(0, d_h, 2) / d_h)  # (d_h/2,) radians a token
 angle = torch.arange(T)[:, None] * freq  # (T, d_h/2)
@@ -340,11 +349,11 @@ cos, sin = angle.cos(), angle.sin()
 print("freq", tuple(freq.shape), freq)
 print("angle", tuple(angle.shape), "cos", tuple(cos.shape))
 
-# %% [markdown] id="turn-pairs-text"
+# %% [markdown] id="turn-pairs-text" slideshow={"slide_type": "skip"}
 # Which two channels make a pair? Here channel $i$ and channel $i+d_h/2$: the head is cut in two
 # halves, $a$ and $b$. (Section 5 has the other custom.) Then the rotation is two lines:
 
-# %% id="turn-head"
+# %% id="turn-head" slideshow={"slide_type": "skip"}
 torch.manual_seed(0)
 x = torch.randn(2, 3, T, d_h)  # (B, H, T, d_h), queries or keys
 a, b = x.chunk(2, dim=-1)  # (B, H, T, d_h/2) each
@@ -356,11 +365,11 @@ print("lengths are kept:                    ", torch.allclose(turned.norm(dim=-1
 parameters = sum(p.numel() for p in ModernDecoder(Config()).rope.parameters())
 print("parameters:                          ", parameters)
 
-# %% [markdown] id="turn-scores-text" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="turn-scores-text" slideshow={"slide_type": "skip"}
 # **The one number to keep.** A fixed query and key of eight channels, moved through the text at a
 # constant distance, in double precision:
 
-# %% id="turn-scores"
+# %% id="turn-scores" slideshow={"slide_type": "skip"}
 draw_seed = torch.Generator().manual_seed(5)
 fixed_q, fixed_k = torch.randn(2, 8, generator=draw_seed, dtype=torch.float64)
 
@@ -393,13 +402,13 @@ show(
     summary="added once at the input | queries and keys turned in every layer",
 )
 
-# %% [markdown] id="turn-value-text"
-# Why not the values? A score only needs angles *between* hands. A value is summed up and used as it
-# is, so a turned value would carry its absolute position into the stream. Let us do it wrong
-# on purpose: the same random decoder, once as it is, once with turned values, each reading the same
-# tokens at the start of a text and a hundred positions later.
+# %% [markdown] id="turn-value-text" slideshow={"slide_type": "skip"}
+# Why not the values? A score only needs angles *between* hands. A value is summed up and used as
+# it is, so a turned value would carry its absolute position into the token's vector. Let us do it
+# wrong on purpose: the same random decoder, once as it is, once with turned values, each reading
+# the same tokens at the start of a text and a hundred positions later.
 
-# %% id="turn-value"
+# %% id="turn-value" slideshow={"slide_type": "skip"}
 torch.manual_seed(0)
 decoder = ModernDecoder(Config()).eval()
 ids = torch.randint(decoder.cfg.vocab_size, (2, 16))
@@ -415,15 +424,15 @@ with torch.no_grad():
             f"from the right logits by {change:.2f}"
         )
 
-# %% [markdown] id="turn-fixed-text"
+# %% [markdown] id="turn-fixed-text" slideshow={"slide_type": "skip"}
 # ### For fixed content
 #
 # "RoPE's scores depend only on distance" needs three more words: **for fixed $q$ and $k$**. In a
-# model, queries and keys are made of the stream, and from the second layer on the stream holds
-# everything that came before. Below, the same two words stand four tokens apart at two places of a
-# text:
+# model, queries and keys are made from each token's vector, and from the second layer on that
+# vector has taken in what came before. Below, the same two words stand four tokens apart at two
+# places of a text:
 
-# %% id="turn-fixed"
+# %% id="turn-fixed" slideshow={"slide_type": "skip"}
 from course_lib.trace import trace
 
 text = torch.randint(1000, (1, 24), generator=torch.Generator().manual_seed(2))
@@ -436,29 +445,29 @@ for layer in range(4):
         f"of 22 at 19 for 11 at 15: {scores[19, 15]:+.3f}"
     )
 
-# %% [markdown] id="turn-fixed-after"
-# In layer 0 the two scores are equal, because there a query is nothing but its word. From layer 1 on
-# they differ: not since RoPE fails, but since the words' vectors have taken in their different pasts.
+# %% [markdown] id="turn-fixed-after" slideshow={"slide_type": "skip"}
+# In layer 0 the two scores are equal, because there a query is nothing but its word. From layer 1
+# on they differ: not because RoPE fails, but because the two places have different pasts.
 
-# %% [markdown] id="turn-turn" slideshow={"slide_type": "subslide"}
-# **Turn it.** Move the query alone, then both together. Which bars answer to one more token,
-# which only to hundreds?
+# %% [markdown] id="turn-turn" slideshow={"slide_type": "slide"}
+# **Turn it.** Move the query alone, then both together. Which bars answer to one more token, which
+# only to hundreds?
 
 # %% id="turn-explorable"
 explorables.clock_explorable()
 
 # %% [markdown] id="turn-notes" slideshow={"slide_type": "notes"}
-# **10 minutes**, the heart of the lecture. Write R(n)^T R(m) = R(m - n) on the board and have someone say
-# why. In the explorable set both sliders to the same value: all cosines 1. Then theta to the far
-# right: the slow pairs stop moving, and only the first few still tell neighbours apart.
+# **10 minutes**, the heart of the lecture. Write R(n)^T R(m) = R(m - n) on the board and have
+# someone say why. In the explorable set both sliders to the same value: all cosines 1. Then theta
+# to the far right: the slow pairs stop moving, and only the first few still tell neighbours apart.
 
-# %% [markdown] id="turn-exercise-text" slideshow={"slide_type": "subslide"}
-# **Your turn.** Write the rotation yourself: any positions, any base, and only the first `d_rotated`
-# channels (section 9 needs that). Until you have, the library's version is used, and the check names
-# the mistake if it knows it.
+# %% [markdown] id="turn-exercise-text" slideshow={"slide_type": "skip"}
+# **Your turn.** Write the rotation yourself: any positions, any base, and only the first
+# `d_rotated` channels (section 9 needs that). Until you have, the library's version is used, and
+# the check names the mistake if it knows it.
 
 
-# %% id="exercise-rotate" tags=["exercise:rotate_heads"]
+# %% id="exercise-rotate" tags=["exercise:rotate_heads"] slideshow={"slide_type": "skip"}
 def my_rope(x, positions, theta, d_rotated):
     """x (B, H, T, h) turned by positions (T,); channels from d_rotated on pass unchanged."""
     # 1. Frequencies theta^(-2i / d_rotated), one for each of the d_rotated / 2 pairs.
@@ -474,10 +483,11 @@ my_rope = check("rotate_heads", my_rope).use
 # ## 5 · Two layouts, one rotation
 #
 # Two customs say which channels make a pair. *Half-split*: channel $i$ with $i+d_h/2$, as in the
-# weights on Hugging Face. *Interleaved*: channel $2i$ with $2i+1$, as in the paper and in Meta's own Llama files. Both
-# keep lengths and both make scores depend on distance, so only plain values can tell them apart.
+# weights on Hugging Face. *Interleaved*: channel $2i$ with $2i+1$, as in the paper and in Meta's
+# own Llama files. Both keep lengths and both make scores depend on distance, so only plain values
+# can tell them apart.
 
-# %% id="layout-literal"
+# %% id="layout-literal" slideshow={"slide_type": "skip"}
 x = torch.arange(1.0, 9.0).view(1, 8)
 angle = torch.tensor([[3.0]]) * inverse_frequencies(8, 10000.0).float()  # position 3
 half = apply_rope(x, angle.cos(), angle.sin(), "half")
@@ -486,12 +496,12 @@ print("half-split  ", [round(v, 4) for v in half[0].tolist()])
 print("interleaved ", [round(v, 4) for v in inter[0].tolist()])
 print(f"length of each: {half.norm():.4f}, {inter.norm():.4f}, before: {x.norm():.4f}")
 
-# %% [markdown] id="layout-order-text"
+# %% [markdown] id="layout-order-text" slideshow={"slide_type": "skip"}
 # They are the same rotation in another order of channels: first the even ones, then the odd ones.
-# So if the *weights* that make queries and keys are reordered head by head, either layout gives the
-# scores of the other.
+# So if the *weights* that make queries and keys are reordered head by head, either layout gives
+# the scores of the other.
 
-# %% id="layout-order"
+# %% id="layout-order" slideshow={"slide_type": "skip"}
 evens_then_odds = half_split_order(8)
 print("order of channels:", evens_then_odds.tolist())
 again = apply_rope(x[:, evens_then_odds], angle.cos(), angle.sin(), "half")
@@ -513,14 +523,15 @@ print(f"mixed, both 100 later: the score changes by {moved:+.3f}")
 
 # %% [markdown] id="layout-after"
 # **Weights are not interchangeable.** Loaded into the wrong layout, a model runs, keeps every
-# length and every property of this section, and has forgotten what it learned (section 14 measures how
-# much). Mixed layouts are worse: the score no longer depends on the distance alone. It happens to
-# the best: the demonstration code of DeepSeek-V3.2 turned its indexer's queries and keys in the interleaved layout
-# where the other one was needed, until a correction in November 2025.
+# length and every property of this section, and has forgotten what it learned (section 14 measures
+# how much). Mixed layouts are worse: the score no longer depends on the distance alone. It happens
+# to the best: the demonstration code of DeepSeek-V3.2 turned its indexer's queries and keys in the
+# interleaved layout where the other one was needed, until a correction in November 2025.
 
 # %% [markdown] id="layout-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** Ask how one would notice. Shapes: no. Norms: no. Cached equals uncached: yes, it is
-# equal. Only known values, or a known model's loss. That is why this course tests literal numbers.
+# **4 minutes.** Ask how one would notice. Shapes: no. Norms: no. Cached equals uncached: yes, it
+# is equal. Only known values, or a known model's loss. That is why this course tests literal
+# numbers.
 
 # %% [markdown] id="wave-text" slideshow={"slide_type": "slide"}
 # ## 6 · A score is not a measure of distance
@@ -528,15 +539,15 @@ print(f"mixed, both 100 later: the score changes by {moved:+.3f}")
 # One often reads that RoPE's scores decay with distance. Take one pair with $q=k$ of length 1: its
 # score is $\cos(n-m)$, and a cosine comes back.
 
-# %% id="wave-one"
+# %% id="wave-one" slideshow={"slide_type": "skip"}
 print("distance 0 to 7:", [round(math.cos(n), 4) for n in range(8)])
 print("rises from distance 3 to 6:", math.cos(3) < math.cos(4) < math.cos(5) < math.cos(6))
 
-# %% [markdown] id="wave-mean-text"
-# With many pairs the waves overlap. Let $q=k$ with equal weight on all 64 pairs of a head,
-# which is the case most in favour of a decay: every pair starts at its peak.
+# %% [markdown] id="wave-mean-text" slideshow={"slide_type": "skip"}
+# With many pairs the waves overlap. Let $q=k$ with equal weight on all 64 pairs of a head, which
+# is the case most in favour of a decay: every pair starts at its peak.
 
-# %% id="wave-mean"
+# %% id="wave-mean" slideshow={"slide_type": "skip"}
 freq = inverse_frequencies(128, 10000.0)
 distance = torch.arange(4097, dtype=torch.float64)
 mean = (distance[:, None] * freq).cos().mean(1)
@@ -545,11 +556,11 @@ for n in (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
 rises = int((mean[1:513] > mean[:512]).sum())
 print(f"of the first 512 steps away, {rises} raise the score")
 
-# %% [markdown] id="wave-mean-after"
-# On average it falls, and even here nearly half of the steps go *up*: `240` of `512`. The fall comes
-# from an assumption, that all pairs agree at distance 0. A trained head chooses its own
-# amplitudes and phases, one for each pair, and can look at any distance it likes; section 14 shows one that
-# looks exactly one token back.
+# %% [markdown] id="wave-mean-after" slideshow={"slide_type": "skip"}
+# On average it falls, and even here nearly half of the steps go *up*: `240` of `512`. The fall
+# comes from an assumption, that all pairs agree at distance 0. A trained head chooses its own
+# amplitudes and phases, one for each pair, and can look at any distance it likes; section 14 shows
+# one that looks exactly one token back.
 
 # %% id="wave-figure"
 n, g = distance[:129], torch.Generator().manual_seed(1)
@@ -578,16 +589,16 @@ show(
     summary=f"at distance 128: {at_128}",
 )
 
-# %% [markdown] id="wave-turn" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="wave-turn" slideshow={"slide_type": "skip"}
 # **Turn it.** Orange marks where a token farther away scores higher. Can you find a head for which
 # nothing is orange?
 
-# %% id="wave-explorable"
+# %% id="wave-explorable" slideshow={"slide_type": "skip"}
 explorables.score_explorable()
 
 # %% [markdown] id="wave-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** Draw seeds with "random": some curves *rise* from distance 0. Let the class find the
-# sentence that is true: "for q = k, the mean over pairs falls on average".
+# **4 minutes.** Draw seeds with "random": some curves *rise* from distance 0. Let the class find
+# the sentence that is true: "for q = k, the mean over pairs falls on average".
 
 # %% [markdown] id="length-text" slideshow={"slide_type": "slide"}
 # ## 7 · Wavelengths: what theta decides
@@ -595,7 +606,7 @@ explorables.score_explorable()
 # Pair $i$ needs $\lambda_i=2\pi\,\theta^{2i/d_h}$ tokens for a full turn. The first always needs
 # `6.3`. The last depends on theta, and theta on nothing but a choice:
 
-# %% id="length-table"
+# %% id="length-table" slideshow={"slide_type": "skip"}
 print("       longest turn in tokens    of 64 pairs (d_h=128), not")
 print("     theta      d_h=64      d_h=128   one turn in 4,096 tokens")
 for theta in (1e4, 5e5, 1e6, 1e7):
@@ -603,14 +614,14 @@ for theta in (1e4, 5e5, 1e6, 1e7):
     unfinished = int((inverse_frequencies(128, theta) * 4096 < 2 * math.pi).sum())
     print(f"{theta:10,.0f}  {longest[0]:10,.0f}   {longest[1]:10,.0f}   {unfinished:8}")
 
-# %% [markdown] id="length-after"
-# A pair that never finishes a turn within the text is a hand whose angle alone tells early from late:
-# no two distances look the same to it. A pair that turns many times tells neighbours apart and repeats itself. A
-# larger theta trades the second kind for the first: from theta ten thousand to a million, the pairs that
-# stay below one turn in `4,096` tokens go from `18` to `33`.
+# %% [markdown] id="length-after" slideshow={"slide_type": "skip"}
+# A pair that never finishes a turn within the text is a hand whose angle alone tells early from
+# late: no two distances look the same to it. A pair that turns many times tells neighbours apart
+# and repeats itself. A larger theta trades the second kind for the first: from theta ten thousand
+# to a million, the pairs that stay below one turn in `4,096` tokens go from `18` to `33`.
 #
-# **Theta decides wavelengths, not ability.** A model trained on `4,096` tokens has never seen the angles that
-# lie beyond, whatever its theta is.
+# **Theta decides wavelengths, not ability.** A model trained on `4,096` tokens has never seen the
+# angles that lie beyond, whatever its theta is.
 
 # %% id="length-figure"
 fig, ax = figure(10.5, 4.0)
@@ -631,25 +642,27 @@ show(
 )
 
 # %% [markdown] id="length-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** The dashed line is the length that training has seen. Ask what the hands above it have
-# learned: only the first part of their dial. This is the whole problem of the next section.
+# **4 minutes.** The dashed line is the length that training has seen. Ask what the hands above it
+# have learned: only the first part of their dial. This is the whole problem of the next section.
 
 # %% [markdown] id="stretch-text" slideshow={"slide_type": "slide"}
 # ## 8 · Stretching the context
 #
-# A model was trained on texts of $L_0$ tokens and shall read texts $s$ times as long. Its slow hands
-# would reach angles that it has never seen. Four rules, each a change of the frequencies alone:
+# A model was trained on texts of $L_0$ tokens and shall read texts $s$ times as long. Its slow
+# hands would reach angles that it has never seen. Four rules, each a change of the frequencies
+# alone:
 #
 # | rule | frequency of pair $i$ | idea |
 # |---|---|---|
-# | position interpolation | $\theta_i/s$ | squeeze all positions into the old range |
+# | position interpolation | $\omega_i/s$ | squeeze all positions into the old range |
 # | NTK-aware | a larger base, $\theta\,s^{d/(d-2)}$ | the fastest keeps its speed, the slowest is divided by $s$ |
 # | YaRN | kept where the pair turns more than $\beta_{fast}$ times in $L_0$, divided by $s$ where less than $\beta_{slow}$, a ramp between | keep what tells neighbours apart |
 # | Llama 3 | the same idea, the mix linear in turns, between 1 and 4 | |
 #
-# Larger texts from the start need none of this: then theta is simply chosen larger.
+# A model that is trained on long texts from the start needs none of this: its theta is chosen
+# larger.
 
-# %% id="stretch-figure"
+# %% id="stretch-figure" slideshow={"slide_type": "slide"}
 d, theta, factor, length = 128, 5e5, 8.0, 8192
 plain = inverse_frequencies(d, theta)
 rules = {
@@ -670,14 +683,14 @@ save(fig, "05_scalings")
 alt = "Interpolation is flat at 8; NTK rises from 1 to 8; YaRN and Llama 3 stay at 1, then reach 8."
 show(fig, alt=alt, summary="fastest to slowest pair slowed by: " + ", ".join(ends.values()))
 
-# %% [markdown] id="stretch-yarn-text"
+# %% [markdown] id="stretch-yarn-text" slideshow={"slide_type": "skip"}
 # ### YaRN, a step at a time
 #
-# How often does a pair turn within the trained length? $r_i=L_0\,\theta_i/2\pi$. Pairs above `32` turns are
-# kept, pairs below one are divided by the factor, and a straight ramp over the pair's index joins
-# them.
+# How often does a pair turn within the trained length? $r_i=L_0\,\omega_i/2\pi$. Pairs above `32`
+# turns are kept, pairs below one are divided by the factor, and a straight ramp over the pair's
+# index joins them.
 
-# %% id="stretch-yarn"
+# %% id="stretch-yarn" slideshow={"slide_type": "skip"}
 d, theta, factor, length = 64, 10000.0, 4.0, 2048
 freq = inverse_frequencies(d, theta)
 
@@ -696,25 +709,25 @@ theirs = scaled_frequencies(Rope(scaling=yarn), d, theta)
 print("equal to the library's:", torch.allclose(mine, theirs))
 print(f"pair 14: plain {freq[14]:.10f}, scaled {mine[14]:.10f}")
 
-# %% [markdown] id="stretch-temperature-text"
-# YaRN has a second half that is easily lost. A longer text means more keys in each softmax, and the
-# weights flatten; so the scores are raised a little: cosine and sine are multiplied by
-# $0.1\ln s+1$, and the scores grow by its square. A config may give the factor itself, and then that
-# one counts.
+# %% [markdown] id="stretch-temperature-text" slideshow={"slide_type": "skip"}
+# YaRN has a second half that is easily lost. A longer text means more keys in each softmax, and
+# the weights flatten; so the scores are raised a little: cosine and sine are multiplied by
+# $0.1\ln(s)+1$, and the scores grow by its square. A config may give the factor itself, and then that one
+# counts.
 
-# %% id="stretch-temperature"
+# %% id="stretch-temperature" slideshow={"slide_type": "skip"}
 for s in (4, 8, 32, 40):
     m = YaRN(s).magnitude
     print(f"factor {s:2}: cos and sin times {m:.5f}, scores times {m**2:.4f}")
 print("attention_factor=1.0 gives", YaRN(4.0, attention_factor=1.0).magnitude)
 
-# %% [markdown] id="stretch-published-text" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="stretch-published-text" slideshow={"slide_type": "skip"}
 # ### What published models do with it
 #
 # Six models by their own config files: how many pairs are kept, mixed, divided?
 
 
-# %% id="stretch-read"
+# %% id="stretch-read" slideshow={"slide_type": "skip"}
 def read_position(fields):
     """The width that turns, theta and `Rope` from the fields of a config.json."""
     d = fields.get("head_dim") or fields["qk_rope_head_dim"]
@@ -733,7 +746,7 @@ def read_position(fields):
     return (d if rope.proportional else round(d * share)), fields["rope_theta"], rope
 
 
-# %% id="stretch-counts"
+# %% id="stretch-counts" slideshow={"slide_type": "skip"}
 for name, fields in lesson.POSITION_FIELDS.items():
     d, theta, rope = read_position(fields)
     if rope.scaling is None:
@@ -744,11 +757,11 @@ for name, fields in lesson.POSITION_FIELDS.items():
     mixed = d // 2 - kept - divided
     print(f"{name:20} factor {factor:2.0f}: {kept:2} kept, {mixed:2} mixed, {divided:2} divided")
 
-# %% [markdown] id="stretch-published-after"
+# %% [markdown] id="stretch-published-after" slideshow={"slide_type": "skip"}
 # Kimi K2 sets both thresholds to 1, a hard switch without a ramp; with the usual 32 and 1 it would
 # be another split:
 
-# %% id="stretch-kimi"
+# %% id="stretch-kimi" slideshow={"slide_type": "skip"}
 fields = dict(lesson.POSITION_FIELDS["Kimi-K2"])
 d, theta, _ = read_position(fields)
 turns = 4096 * inverse_frequencies(d, theta) / (2 * math.pi)
@@ -759,17 +772,17 @@ for fast in (1, 32):
 d, theta, rope = read_position(lesson.POSITION_FIELDS["Olmo-3-7B"])
 print(f"Olmo 3, factor 8: attention factor {rope.scaling.magnitude:.5f}")
 
-# %% [markdown] id="stretch-details"
-# Two details that cost people days. DeepSeek-V3 does not put the attention factor on cosine and sine
-# but multiplies the scale of the whole score by its square, so that the part of each key without
-# positions grows too (module 09 has that part). And gpt-oss does not round the ends of the ramp to
-# whole pairs (`truncate=False`).
+# %% [markdown] id="stretch-details" slideshow={"slide_type": "skip"}
+# Two details that cost people days. DeepSeek-V3 does not put the attention factor on cosine and
+# sine but multiplies the scale of the whole score by its square, so that the part of each key
+# without positions grows too (module 09 has that part). And gpt-oss does not round the ends of the
+# ramp to whole pairs (`truncate=False`).
 #
 # **A scaling that is computed and not used** cannot be seen in a short prompt. Two literal numbers
-# guard against it: Llama 3's rule on a head of 64, and its most common mistake, a mix that is linear
-# in the wavelength instead of in turns.
+# guard against it: Llama 3's rule on a head of 64, and its most common mistake, a mix that is
+# linear in the wavelength instead of in turns.
 
-# %% id="stretch-llama"
+# %% id="stretch-llama" slideshow={"slide_type": "skip"}
 rule = Llama3(32.0, 1.0, 4.0, 8192)
 plain, scaled = inverse_frequencies(64, 5e5), scaled_frequencies(Rope(scaling=rule), 64, 5e5)
 print("kept: pairs 0 to", int((scaled == plain).nonzero().max()), "| divided: pairs",
@@ -780,18 +793,18 @@ kept = (8192 - wave) / (8192 - 8192 / 4)  # wrong: linear in the wavelength
 wrong = (1 - kept) * plain[15] / 32 + kept * plain[15]
 print(f"pair 15 unscaled {plain[15]:.9g}, mixed by wavelength {wrong:.9g}")
 
-# %% [markdown] id="stretch-turn" slideshow={"slide_type": "subslide"}
-# **Turn it.** Choose theta, width and trained length of a model you know. Which rule leaves the fast
-# pairs alone?
+# %% [markdown] id="stretch-turn" slideshow={"slide_type": "skip"}
+# **Turn it.** Choose theta, width and trained length of a model you know. Which rule leaves the
+# fast pairs alone?
 
-# %% id="stretch-explorable"
+# %% id="stretch-explorable" slideshow={"slide_type": "skip"}
 explorables.ladder_explorable()
 
-# %% [markdown] id="stretch-exercise-text" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="stretch-exercise-text" slideshow={"slide_type": "skip"}
 # **Your turn.** YaRN's frequencies for any width, base, factor, length and thresholds.
 
 
-# %% id="exercise-yarn" tags=["exercise:yarn_frequencies"]
+# %% id="exercise-yarn" tags=["exercise:yarn_frequencies"] slideshow={"slide_type": "skip"}
 def my_yarn(d, theta, factor, original_length, beta_fast, beta_slow):
     """Frequencies (d/2,) after YaRN's scaling, in radians a position."""
     # 1. The plain frequencies theta^(-2i / d).
@@ -806,9 +819,9 @@ def my_yarn(d, theta, factor, original_length, beta_fast, beta_slow):
 my_yarn = check("yarn_frequencies", my_yarn).use
 
 # %% [markdown] id="stretch-notes" slideshow={"slide_type": "notes"}
-# **8 minutes.** The figure carries it: a flat line at 8 means that neighbours, too, move together. Hold
-# the question "does that hurt?" until section 14, where a trained model answers it. Do not present
-# YaRN as free: published models were trained further after the change.
+# **8 minutes.** The figure carries it: a flat line at 8 means that neighbours, too, move together.
+# Hold the question "does that hurt?" until section 14, where a trained model answers it. Do not
+# present YaRN as free: published models were trained further after the change.
 
 # %% [markdown] id="part-text" slideshow={"slide_type": "slide"}
 # ## 9 · Turning only a part
@@ -820,10 +833,11 @@ my_yarn = check("yarn_frequencies", my_yarn).use
 # - **Proportional**: the ladder spans the whole head, exponents $-2i/d_h$, but only its fast end turns; the
 #   slow pairs stand still.
 # - **NoPE layers**: some layers do not turn at all.
-#
-# First partial, on literal numbers, and its two classic mistakes, which agree at position 0:
 
-# %% id="part-literal"
+# %% [markdown] id="part-literal-text" slideshow={"slide_type": "skip"}
+# First partial, on literal numbers, and its two classic mistakes. At position 0 all three agree.
+
+# %% id="part-literal" slideshow={"slide_type": "skip"}
 x, r = torch.arange(1.0, 9.0).view(1, 8), 4
 
 
@@ -840,11 +854,11 @@ a, b = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
 across = torch.cat((a, x[0, 2:4], b, x[0, 6:]))
 print("wrong, paired across:     ", [round(v, 4) for v in across.tolist()])
 
-# %% [markdown] id="part-gemma"
+# %% [markdown] id="part-gemma" slideshow={"slide_type": "skip"}
 # Partial and proportional can have the same share and even the same number of turning pairs, and
 # still be opposites. A head of `512` channels with theta a million, a quarter of it turning:
 
-# %% id="part-compare"
+# %% id="part-compare" slideshow={"slide_type": "skip"}
 whole = inverse_frequencies(512, 1e6)
 proportional = scaled_frequencies(Rope(fraction=0.25, proportional=True), 512, 1e6)
 partial = inverse_frequencies(128, 1e6)
@@ -855,7 +869,7 @@ print(
     "proportional is the fast end of the full ladder:", torch.equal(proportional[:64], whole[:64])
 )
 
-# %% id="part-figure"
+# %% id="part-figure" slideshow={"slide_type": "skip"}
 fig, ax = figure(10.5, 3.8)
 ax.plot(2 * math.pi / whole, ":", color=ROLE["stream"], label="full ladder, 256 pairs")
 ax.plot(2 * math.pi / partial, "--", color=ROLE["k"], label="partial: a full ladder on fewer pairs")
@@ -870,13 +884,13 @@ show(
     summary=f"longest wavelength: partial {longest[0]}, proportional {longest[1]}",
 )
 
-# %% [markdown] id="part-read-text" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="part-read-text" slideshow={"slide_type": "skip"}
 # ### Reading a config
 #
-# All of this stands in a few fields of a published config. `read_position` from section 8 turns them
-# into a `Rope`, and the wavelengths follow:
+# All of this stands in a few fields of a published config. `read_position` from section 8 turns
+# them into a `Rope`, and the wavelengths follow:
 
-# %% id="part-read"
+# %% id="part-read" slideshow={"slide_type": "skip"}
 print(
     "model                   turns of head    theta   longest wavelength  scaling  layers without"
 )
@@ -892,11 +906,12 @@ for name, fields in lesson.POSITION_FIELDS.items():
         f"{name:20} {channels:9} of {head:3} {theta:12,.0f} {longest:16,.0f}  {scaling:7}  {bare}"
     )
 
-# %% [markdown] id="part-read-after"
-# (For the models with latent attention the head counted here is its turning part.) A layer that does not
-# turn costs one field: `Rope(nope_every=4)`. In SmolLM3's 36 layers that leaves nine without positions:
+# %% [markdown] id="part-read-after" slideshow={"slide_type": "skip"}
+# (For the models with latent attention the head counted here is its turning part.) A layer that
+# does not turn costs one field: `Rope(nope_every=4)`. In SmolLM3's 36 layers that leaves nine
+# without positions:
 
-# %% id="part-nope"
+# %% id="part-nope" slideshow={"slide_type": "skip"}
 rope = read_position(lesson.POSITION_FIELDS["SmolLM3-3B"])[2]
 still = [layer for layer in range(36) if not rope.rotates(layer)]
 print("layers that do not turn:", still, "-", len(still), "of 36")
@@ -909,18 +924,17 @@ for layer in (2, 3):
     print(f"layer {layer}: queries unturned: {same}")
 
 # %% [markdown] id="part-notes" slideshow={"slide_type": "notes"}
-# **5 minutes.** One question sorts them: "how long is the longest wavelength?" Partial: as long as a
-# full head's. Proportional: short, since the slow hands are stopped. Section 14 shows what a trained model's slow hands
-# are worth to it.
+# **5 minutes.** One question sorts them: "how long is the longest wavelength?" Partial: as long as
+# a full head's. Proportional: short, since the slow hands are stopped. Section 14 shows what a
+# trained model's slow hands are worth to it.
 
 # %% [markdown] id="alibi-text" slideshow={"slide_type": "slide"}
 # ## 10 · ALiBi: a penalty instead of a rotation
 #
-# A different answer: leave queries and keys alone, and subtract from each score a multiple of the
-# distance, $-m_h\,|n-m|$. Each head has a fixed slope $m_h=2^{-8(h+1)/H}$, so some heads see far and others
-# near. BLOOM and MPT use it.
+# Leave queries and keys alone; lower each score by the distance times a slope, $-m_h\,|n-m|$. Each
+# head has its own fixed slope $m_h=2^{-8(h+1)/H}$.
 
-# %% id="alibi-slopes"
+# %% id="alibi-slopes" slideshow={"slide_type": "skip"}
 H = 8
 slopes = 2.0 ** (-8 * torch.arange(1, H + 1) / H)
 print("slopes: ", ", ".join(f"1/{1 / s:.0f}" for s in slopes.tolist()))
@@ -931,11 +945,12 @@ print(
 )
 print("as a model:", ModernDecoder(Config(position=ALiBi())).cfg.position)
 
-# %% [markdown] id="alibi-mask-text"
-# Written as $m_h\cdot(m-n)$, as it often is, the bias of a *later* key is positive: a **bonus** for the
-# future. With a causal mask nobody sees it. Without one, the head looks ahead:
+# %% [markdown] id="alibi-mask-text" slideshow={"slide_type": "skip"}
+# BLOOM and MPT use this. Written as $m_h\cdot(m-n)$, as it often is, the bias of a *later* key is
+# positive: a **bonus** for the future. With a causal mask nobody sees it. Without one, the head
+# looks ahead:
 
-# %% id="alibi-mask"
+# %% id="alibi-mask" slideshow={"slide_type": "skip"}
 ahead = (torch.arange(8) - torch.arange(8)[:, None]).float()  # key minus query
 free = (slopes[0] * ahead).softmax(-1)
 masked = (slopes[0] * ahead).masked_fill(ahead > 0, -torch.inf).softmax(-1)
@@ -944,24 +959,26 @@ print(f"bias of the next key: {bias[4]:+.1f}, of the one before: {bias[2]:+.1f}"
 later = masked[3, 4:].sum(), free[3, 4:].sum()
 print(f"weight of query 3 on later keys: with mask {later[0]:.2f}, without {later[1]:.2f}")
 
-# %% [markdown] id="alibi-turn" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="alibi-turn" slideshow={"slide_type": "skip"}
 # **Turn it.** Take the mask away. Then choose the last head: how far does it see?
 
 # %% id="alibi-explorable"
 explorables.alibi_explorable()
 
 # %% [markdown] id="alibi-notes" slideshow={"slide_type": "notes"}
-# **3 minutes.** ALiBi *is* a decay with distance by construction; contrast it with section 6. An encoder
-# needs the absolute value; code that drops it because the decoder's mask hides it is a bug in waiting.
+# **3 minutes.** ALiBi *is* a decay with distance by construction; contrast it with section 6. An
+# encoder needs the absolute value; code that drops it because the decoder's mask hides it is a bug
+# in waiting.
 
-# %% [markdown] id="none-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="none-text" slideshow={"slide_type": "skip"}
 # ## 11 · No positions at all
 #
 # A decoder without any position code still has its causal mask, and the mask leaks order: a token
 # sees as many keys as there are tokens before it. Let a head attend to everything equally, and let
-# one token, the first, carry a mark. The mark's share is then one over the number of tokens so far:
+# one token, the first, carry a mark. The mark's share is then one over the number of tokens so
+# far:
 
-# %% id="none-count"
+# %% id="none-count" slideshow={"slide_type": "skip"}
 mark = torch.zeros(8, 1)
 mark[0] = 1.0  # the value of the first token; all others carry 0
 uniform = torch.zeros(8, 8).masked_fill(~causal_mask(8), -torch.inf).softmax(-1)
@@ -969,14 +986,14 @@ share = (uniform @ mark).squeeze(1)
 print("share of the mark:", [round(v, 3) for v in share.tolist()])
 print("its reciprocal:   ", [round(v, 1) for v in (1 / share).tolist()])
 
-# %% [markdown] id="none-after"
+# %% [markdown] id="none-after" slideshow={"slide_type": "skip"}
 # So one layer can *count*, and later layers can compute with the count. Models of about a hundred
-# million parameters trained this way do work on short texts (Kazemnejad et al.). Published
-# models use it in some layers only, between others that turn.
+# million parameters trained this way do work on short texts (Kazemnejad et al.). Published models
+# use it in some layers only, between others that turn.
 #
 # All schemes of this notebook at a glance:
 
-# %% id="none-figure"
+# %% id="none-figure" slideshow={"slide_type": "skip"}
 families = {
     "absolute, added once": ("sinusoids", "learned table"),
     "relative: RoPE": ("full", "partial", "proportional", "scaled: YaRN, Llama 3"),
@@ -992,13 +1009,19 @@ show(
     summary=f"{len(families)} families, {sum(map(len, families.values()))} members",
 )
 
+# %% [markdown] id="none-notes" slideshow={"slide_type": "notes"}
+# **2 minutes.** "No positions" is not "no order": have somebody compute the share of the mark at
+# the fifth token. Keep it apart from "no positions in some layers", which is what published models
+# do.
+
 # %% [markdown] id="precision-text" slideshow={"slide_type": "slide"}
 # ## 12 · Precision: when positions run together
 #
-# Models run in 16-bit numbers, and a bfloat16 has eight significant bits. Whole numbers are exact up to $2^8$;
-# then it counts in steps of 2, then 4, then 8. A float16 lasts eight times as long and then ends.
+# Models run in 16-bit numbers, and a bfloat16 has eight significant bits. Whole numbers are exact
+# up to $2^8$; then it counts in steps of 2, then 4, then 8. A float16 lasts eight times as long
+# and then ends.
 
-# %% id="precision-count"
+# %% id="precision-count" slideshow={"slide_type": "skip"}
 for dtype, top in ((torch.bfloat16, 4097), (torch.float16, 65521)):
     stored = torch.arange(top).to(dtype)
     first = int((stored[1:] == stored[:-1]).nonzero()[0]) + 1
@@ -1023,12 +1046,12 @@ show(
     f"at most {stored.unique(return_counts=True)[1].max()} share one",
 )
 
-# %% [markdown] id="precision-cast-text"
+# %% [markdown] id="precision-cast-text" slideshow={"slide_type": "skip"}
 # The usual way into this trap is not to *choose* bfloat16 for positions, but to cast a whole model
-# that keeps its angles in a buffer. Below, the complete table is made in bfloat16 and
-# compared with one made in float32 and cast last:
+# that keeps its angles in a buffer. Below, the complete table is made in bfloat16 and compared
+# with one made in float32 and cast last:
 
-# %% id="precision-table"
+# %% id="precision-table" slideshow={"slide_type": "skip"}
 freq, positions = inverse_frequencies(32, 10000.0), torch.arange(2048)
 true = (positions.double()[:, None] * freq).cos()
 low = (positions.bfloat16()[:, None] * freq.bfloat16()).cos().double()
@@ -1043,36 +1066,38 @@ before = model.rope(positions)[0]
 after = model.to(torch.bfloat16).rope(positions)[0]
 print("the library's table after .to(bfloat16) is the same:", torch.equal(before, after))
 
-# %% [markdown] id="precision-far-text"
-# Float32 is no cure at every length. It has 24 bits, so an angle of ten million radians is known to
-# about half a radian. The score of section 4, at a distance of two, ever farther out:
+# %% [markdown] id="precision-far-text" slideshow={"slide_type": "skip"}
+# Float32 is no cure at every length. It has 24 bits, so an angle of ten million radians is known
+# to about half a radian. The score of section 4, at a distance of two, ever farther out:
 
-# %% id="precision-far"
+# %% id="precision-far" slideshow={"slide_type": "skip"}
 for n in (3, 100_001, 1_000_001, 10_000_001):
     far = score(n, n + 2, torch.float32)
     print(f"query at {n:12,}: float32 {far:.3f}, float64 {score(n, n + 2):.6f}")
 apart = abs(score(100_001, 100_003) - score(3, 5))
 print("float64 at 100,001 differs by less than 1e-11, but by something:", 0 < apart < 1e-11)
 
-# %% [markdown] id="precision-turn" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="precision-turn" slideshow={"slide_type": "skip"}
 # **Turn it.** Where does each type begin to lose positions?
 
-# %% id="precision-explorable"
+# %% id="precision-explorable" slideshow={"slide_type": "skip"}
 explorables.precision_explorable()
 
 # %% [markdown] id="precision-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** Move the start to the left in bfloat16 until the staircase disappears. The rule to take
-# home: angles in float32, cast cosine and sine last. No buffer, and a cast of the model cannot hurt.
+# **4 minutes.** Move the start to the left in bfloat16 until the staircase disappears. The rule to
+# take home: angles in float32, cast cosine and sine last. No buffer, and a cast of the model
+# cannot hurt.
 
-# %% [markdown] id="offset-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="offset-text" slideshow={"slide_type": "skip"}
 # ## 13 · Offsets: caches, packs, padding
 #
-# With a cache, a model reads a text in chunks. A chunk after $P$ cached tokens stands at positions
-# $P, P+1, \dots$, and its token $i$ may see the keys $j\le P+i$. The most common RoPE bug of all is to
-# start each chunk at 0 again. Since scores depend on differences, the tokens *inside* a chunk still
-# agree with each other; only what lies before it moves.
+# A model that generates text keeps the keys and values of the tokens so far, its *cache* (module
+# 11), and reads only what is new: the text arrives in chunks. A chunk after $P$ cached tokens
+# stands at positions $P, P+1, \dots$, and its token $i$ may see the keys $j\le P+i$. The most
+# common RoPE bug of all is to start each chunk at 0 again. Since scores depend on differences, the
+# tokens *inside* a chunk still agree with each other; only what lies before it moves.
 
-# %% id="offset-chunk"
+# %% id="offset-chunk" slideshow={"slide_type": "skip"}
 with torch.no_grad():
     full = decoder(ids)[0]
     restarted = with_mistakes(decoder, PositionsRestart)
@@ -1085,13 +1110,13 @@ with torch.no_grad():
         print(f"{name:18} first chunk off by {gaps[0]}, second by {gaps[1]}")
 print(f"for comparison, the logits have a standard deviation of {full.std():.3f}")
 
-# %% [markdown] id="offset-literal-text"
-# One query at position 5 over six keys, in numbers that anybody can recompute (a small formula fills
-# the tensors). Its weights when it is turned to 5, to 0 (the bug above), and to 6 (the offset counted
-# after the new token was added):
+# %% [markdown] id="offset-literal-text" slideshow={"slide_type": "skip"}
+# One query at position 5 over six keys, in numbers that anybody can recompute (a small formula
+# fills the tensors). Its weights when it is turned to 5, to 0 (the bug above), and to 6 (the
+# offset counted after the new token was added):
 
 
-# %% id="offset-literal"
+# %% id="offset-literal" slideshow={"slide_type": "skip"}
 def filled(rows, width, a):
     i = torch.arange(rows * width)
     return ((((a * i + i * i) % 31) - 15) / 16).view(rows, width)
@@ -1112,11 +1137,11 @@ for position in (5, 0, 6):
 later = weights_at(5, shift=7)
 print("all positions 7 later: unchanged:", torch.allclose(weights_at(5), later, atol=1e-6))
 
-# %% [markdown] id="offset-pack-text"
+# %% [markdown] id="offset-pack-text" slideshow={"slide_type": "skip"}
 # **Packed documents.** Several short texts in one row, positions starting anew at each. The
 # restart alone does not separate them: attention still crosses. Only a mask does.
 
-# %% id="offset-pack"
+# %% id="offset-pack" slideshow={"slide_type": "skip"}
 from course_lib.model import AttentionCore
 
 documents = torch.tensor([[0] * 5 + [1] * 7])
@@ -1132,11 +1157,12 @@ for name, mask in (("causal", causal_mask(12)), ("document", document_mask(docum
     crossing = seen[-1][0, :, 5:, :5].sum(-1).mean()
     print(f"{name + ' mask:':15} {crossing:.0%} of the second text's weight lies on the first")
 
-# %% [markdown] id="offset-pad-text"
-# **Left padding.** Rows of different length are padded in front, and positions count from the first *real*
-# token. RoPE alone would not mind a row that is moved as a whole; the padding keys must be masked all the same.
+# %% [markdown] id="offset-pad-text" slideshow={"slide_type": "skip"}
+# **Left padding.** Rows of different length are padded in front, and positions count from the
+# first *real* token. RoPE alone would not mind a row that is moved as a whole; the padding keys
+# must be masked all the same.
 
-# %% id="offset-pad"
+# %% id="offset-pad" slideshow={"slide_type": "skip"}
 short, long = ids[0, :5], ids[1, :9]
 padded, real = left_pad([short.tolist(), long.tolist()], pad_id=0)
 print("real tokens of row 0:", real[0].int().tolist())
@@ -1145,13 +1171,13 @@ with torch.no_grad():
     alone = decoder(short[None])[0]
 print("row 0 of the batch = the text alone:", torch.allclose(batch[0, -5:], alone[0], atol=1e-5))
 
-# %% [markdown] id="offset-norm-text"
-# **Norm, then turn.** Models with QK-Norm (module 06) normalise queries and keys *before* RoPE. The
-# two steps commute only while both channels of a pair share one gain, so a freshly
-# initialised model, with all gains 1, cannot tell the order; a trained one can.
+# %% [markdown] id="offset-norm-text" slideshow={"slide_type": "skip"}
+# **Norm, then turn.** Models with QK-Norm (module 06) normalise queries and keys *before* RoPE.
+# The two steps commute only while both channels of a pair share one gain, so a freshly initialised
+# model, with all gains 1, cannot tell the order; a trained one can.
 
 
-# %% id="offset-norm"
+# %% id="offset-norm" slideshow={"slide_type": "skip"}
 def normed(x, gain):
     return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * gain
 
@@ -1169,12 +1195,12 @@ with torch.no_grad():
     fresh = (with_mistakes(decoder, NormAfterRope)(ids)[0] - full).abs().max()
 print("in the fresh decoder, gains 1, the logits agree:", bool(fresh < 1e-4))
 
-# %% [markdown] id="offset-short-text"
-# Last, a **table that is too short**. A slice past the end of a table is no error, it just has fewer
-# rows than there are tokens. With no row at all the tokens vanish from the result; a single row *broadcasts*, and
-# three tokens are all turned as one. The library refuses both:
+# %% [markdown] id="offset-short-text" slideshow={"slide_type": "skip"}
+# Last, a **table that is too short**. A slice past the end of a table is no error, it just has
+# fewer rows than there are tokens. With no row at all the tokens vanish from the result; a single
+# row *broadcasts*, and three tokens are all turned as one. The library refuses both:
 
-# %% id="offset-short"
+# %% id="offset-short" slideshow={"slide_type": "skip"}
 table = torch.arange(16)[:, None] * inverse_frequencies(8, 10000.0).float()
 for first in (16, 15):  # a table for positions 0 to 15; three tokens from `first` on
     rows = table[first : first + 3]
@@ -1185,18 +1211,19 @@ for first in (16, 15):  # a table for positions 0 to 15; three tokens from `firs
         print("  refused:", error)
 
 # %% [markdown] id="offset-notes" slideshow={"slide_type": "notes"}
-# **6 minutes.** "Cached equals uncached" finds the restarted chunk, but no bug that moves queries and
-# keys together. Ask which bugs of this section a test of relative distance would miss: the layout,
-# the sign, the order of norm and turn.
+# **6 minutes.** "Cached equals uncached" finds the restarted chunk, but no bug that moves queries
+# and keys together. Ask which bugs of this section a test of relative distance would miss: the
+# layout, the sign, the order of norm and turn.
 
-# %% [markdown] id="real-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="real-text" slideshow={"slide_type": "skip"}
 # ## 14 · In a real model
 #
-# SmolLM2-135M was trained with RoPE: half-split, theta `100,000`, on texts of up to `8,192` tokens.
-# We let it read an ordinary paragraph and measure its next-token loss, then change *nothing but the
-# rotation*. The weights stay; every mistake of this notebook becomes a number of nats.
+# SmolLM2-135M was trained with RoPE: half-split, theta `100,000`, on texts of up to `8,192`
+# tokens. We let it read an ordinary paragraph and measure its next-token loss, then change
+# *nothing but the rotation*. The weights stay; every mistake of this notebook becomes a number of
+# nats.
 
-# %% id="real-load"
+# %% id="real-load" slideshow={"slide_type": "skip"}
 from course_lib.zoo.smollm2 import load_smollm2
 
 smol, tokenizer = load_smollm2()
@@ -1207,7 +1234,7 @@ print(f"theta {cfg.rope_theta:,.0f}, {cfg.max_seq_len:,} positions, heads of {cf
 print(lesson.PARAGRAPH[:75] + "...")
 print(f"{paragraph.shape[1]} tokens, loss {base:.3f} nats a token")
 
-# %% id="real-tools"
+# %% id="real-tools" slideshow={"slide_type": "skip"}
 T, theta = paragraph.shape[1], smol.cfg.rope_theta
 
 
@@ -1226,7 +1253,7 @@ def keys_at(shift=0, theta=theta, pairing="half"):
     return lesson.text_loss(lesson.keys_turned(smol, turn), paragraph)
 
 
-# %% id="real-mistakes"
+# %% id="real-mistakes" slideshow={"slide_type": "skip"}
 losses = {
     "right": base,
     "all positions + 1000": lesson.text_loss(smol, paragraph, pos_offset=1000),
@@ -1240,7 +1267,7 @@ losses = {
 for name, loss in losses.items():
     print(f"{name:21} {loss:.3f}")
 
-# %% id="real-bars" slideshow={"slide_type": "subslide"}
+# %% id="real-bars" slideshow={"slide_type": "slide"}
 fig, ax = figure(10.5, 4.2)
 roles = ["stream"] * 3 + ["scores"] * 3 + ["k"] * 2
 bars = ax.barh(list(losses), list(losses.values()), color=[ROLE[r] for r in roles])
@@ -1258,7 +1285,7 @@ show(
     summary=", ".join(f"{name} {loss:.2f}" for name, loss in losses.items()),
 )
 
-# %% [markdown] id="real-after"
+# %% [markdown] id="real-after" slideshow={"slide_type": "skip"}
 # Read the bars from the top.
 #
 # - **Moving everything by a thousand positions changes nothing**, as the algebra says.
@@ -1271,7 +1298,7 @@ show(
 #
 # Now move the keys alone by a few positions, as an offset bug in a cache would.
 
-# %% id="real-offset"
+# %% id="real-offset" slideshow={"slide_type": "skip"}
 shifts = (-4, -2, -1, 0, 1, 2, 4, 64)
 curve = [keys_at(shift) if shift else base for shift in shifts]
 fig, ax = figure(10.5, 3.4)
@@ -1286,20 +1313,21 @@ show(
     summary=", ".join(f"{s:+d}: {c:.2f}" for s, c in zip(shifts, curve, strict=True)),
 )
 
-# %% [markdown] id="real-offset-after"
-# Keys one too far make every token look as if it stood one step nearer: the token itself seems to lie in
-# the future, and the one before it takes its place. One position the other way, and a token's
-# own key sits where its predecessor should be. Some heads look at exactly *one* token back; the next
-# measurement finds one.
+# %% [markdown] id="real-offset-after" slideshow={"slide_type": "skip"}
+# Keys one too far make every token look as if it stood one step nearer: the token itself seems to
+# lie in the future, and the one before it takes its place. One position the other way, and a
+# token's own key sits where its predecessor should be. Some heads look at exactly *one* token
+# back; the next measurement finds one.
 
-# %% [markdown] id="real-head-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="real-head-text" slideshow={"slide_type": "skip"}
 # ### A head that reads the clock
 #
-# Thirty layers of nine heads: which of them looks most at the token just before? And *how* does it do it? A score is a sum
-# over pairs of (length of q) × (length of k) × cosine. So take this head's **average** query and **average** key, two
-# vectors and no text, and turn them: does that already explain where it looks?
+# Thirty layers of nine heads: which of them looks most at the token just before? And *how* does it
+# do it? A score is a sum over pairs of (length of q) × (length of k) × cosine. So take this head's
+# **average** query and **average** key, two vectors and no text, and turn them: does that already
+# explain where it looks?
 
-# %% id="real-head"
+# %% id="real-head" slideshow={"slide_type": "skip"}
 run = trace(smol, paragraph, flops=False)
 heads = [(layer, head) for layer in range(30) for head in range(9)]
 look_back = {
@@ -1320,7 +1348,7 @@ print(f"{share:.0%} of its queries' squared length is the same vector in every t
 print("predicted from two averages:", [round(v, 1) for v in predicted[:5].tolist()])
 print("measured mean scores:       ", [round(v, 1) for v in measured[:5].tolist()])
 
-# %% id="real-head-figure"
+# %% id="real-head-figure" slideshow={"slide_type": "slide"}
 fig, (left, right_ax) = figure(11, 3.8, ncols=2)
 left.plot(distance, predicted, color=ROLE["scores"], label="from the average query and key")
 left.plot(distance, measured, "o", color=ROLE["q"], label="measured on the paragraph")
@@ -1337,33 +1365,34 @@ show(
     f"measured; strongest pairs {order[:3].tolist()}",
 )
 
-# %% [markdown] id="real-head-after"
-# Two averages predict the curve almost exactly: this head ignores what tokens say and reads the clock. Its fastest pairs make the
-# sharp peak at distance 1. The single strong slow pair hardly turns over these distances; it adds
-# nearly the same to every score.
+# %% [markdown] id="real-head-after" slideshow={"slide_type": "skip"}
+# Two averages predict the curve almost exactly: this head ignores what tokens say and reads the
+# clock. Its fastest pairs make the sharp peak at distance 1. The single strong slow pair hardly
+# turns over these distances; it adds nearly the same to every score.
 #
 # This is what it means that a trained head "chooses its amplitudes and phases".
 
-# %% [markdown] id="real-slow-text"
-# How much are the slow hands worth? Stop them, from the slow end: proportional RoPE, on weights that never
-# were trained for it.
+# %% [markdown] id="real-slow-text" slideshow={"slide_type": "skip"}
+# How much are the slow hands worth? Stop them, from the slow end: proportional RoPE, on weights
+# that never were trained for it.
 
-# %% id="real-slow"
+# %% id="real-slow" slideshow={"slide_type": "skip"}
 for share in (1.0, 0.5, 0.25, 0.125):
     loss = loss_under(position=Rope(fraction=share, proportional=True))
     print(f"fastest {round(32 * share):2} of 32 pairs turn: loss {loss:.3f}")
 
-# %% [markdown] id="real-slow-after"
-# Half of the pairs can stand still and this short text does not notice. That is the idea behind proportional rotation: slow hands
-# hold still over such distances anyway, and channels that do not turn can carry content.
+# %% [markdown] id="real-slow-after" slideshow={"slide_type": "skip"}
+# Half of the pairs can stand still and this short text hardly notices. That is the idea behind
+# proportional rotation: slow hands hold still over such distances anyway, and channels that do not
+# turn can carry content.
 
-# %% [markdown] id="real-stretch-text" slideshow={"slide_type": "slide"}
+# %% [markdown] id="real-stretch-text" slideshow={"slide_type": "skip"}
 # ### Stretching a model that was never told
 #
 # Section 8 asked whether squeezing neighbours hurts. The rules of that section, applied to SmolLM2
 # without any training, reading the same short paragraph:
 
-# %% id="real-stretch"
+# %% id="real-stretch" slideshow={"slide_type": "skip"}
 rules = {
     "interpolation": lambda s: Interpolation(s),
     "NTK": lambda s: NTK(s),
@@ -1374,14 +1403,14 @@ print(f"unscaled: {base:.3f}")
 for name, rule in rules.items():
     print(f"{name:14} factor 4: {loss_under(position=Rope(scaling=rule(4.0))):.3f}")
 
-# %% [markdown] id="real-copy-text"
-# Interpolation alone costs a nat at factor 4, since the fast hands, too, now move four times too slowly. But does
-# stretching *work*? A text longer than `8,192` tokens takes too long here, and is not needed: positions
-# are just numbers. We give the model a sentence, then the same sentence again, and let the second copy
-# stand far away by adding a **gap** to its positions. A model that reaches back can copy, and its loss
-# on the second copy is small.
+# %% [markdown] id="real-copy-text" slideshow={"slide_type": "skip"}
+# Interpolation alone costs a nat at factor 4, since the fast hands, too, now move four times too
+# slowly. But does stretching *work*? A text longer than `8,192` tokens takes too long here, and is
+# not needed: positions are just numbers. We give the model a sentence, then the same sentence
+# again, and let the second copy stand far away by adding a **gap** to its positions. A model that
+# reaches back can copy, and its loss on the second copy is small.
 
-# %% id="real-copy"
+# %% id="real-copy" slideshow={"slide_type": "skip"}
 n = 48
 sentence = paragraph[:, :n]
 twice = torch.cat((sentence, sentence), dim=1)
@@ -1401,7 +1430,7 @@ for name in ("unscaled", "interpolation", "YaRN", "Llama 3"):
     print(f"{name:14}", "  ".join(f"{distance:6,}: {loss:.2f}" for distance, loss in pairs))
 print(f"without a copy to look at: {lesson.text_loss(smol, sentence):.2f}")
 
-# %% id="real-copy-figure"
+# %% id="real-copy-figure" slideshow={"slide_type": "slide"}
 fig, ax = figure(10.5, 4.0)
 for (name, role, style) in (("unscaled", "stream", ":"), ("interpolation", "k", "--"),
                             ("YaRN", "q", "-"), ("Llama 3", "scores", "-.")):  # fmt: skip
@@ -1418,20 +1447,21 @@ show(
     summary=f"at {distances[-2]:,}: " + ", ".join(f"{n} {v[-2]:.2f}" for n, v in copy.items()),
 )
 
-# %% [markdown] id="real-copy-after"
-# Within the length it was trained on, the model copies across thousands of positions. Beyond, it fails,
-# although nothing else about the text is new: the slow hands stand at angles they never had in
-# training. YaRN and Llama 3's rule bring those angles back into the known range and leave neighbours
-# alone, and without a single step of training the model still finds its copy at `12,000`. Interpolation brings
-# them back as well, and breaks the neighbours.
+# %% [markdown] id="real-copy-after" slideshow={"slide_type": "skip"}
+# Within the length it was trained on, the model copies across thousands of positions. Beyond, it
+# fails, although nothing else about the text is new: the slow hands stand at angles they never had
+# in training. YaRN and Llama 3's rule bring those angles back into the known range and leave
+# neighbours alone, and without a single step of training the model still finds its copy at
+# `12,000`. Interpolation brings them back as well, and breaks the neighbours.
 #
-# This is one sentence and one gap, not a benchmark; published models train on after such a change, and
-# then interpolation works too.
+# This is one sentence and one gap, not a benchmark; published models train on after such a change,
+# and then interpolation works too.
 
 # %% [markdown] id="real-notes" slideshow={"slide_type": "notes"}
-# **9 minutes.** Let people guess the order of the bars before you show them; most expect "no rotation"
-# to be worst. The head is the second thing to remember from today, after the clocks: two average vectors, and out comes "look
-# one token back". For the gap, stress that nothing but a position number changes.
+# **9 minutes.** Let people guess the order of the bars before you show them; most expect "no
+# rotation" to be worst. The head is the second thing to remember from today, after the clocks: two
+# average vectors, and out comes "look one token back". For the gap, stress that nothing but a
+# position number changes.
 
 # %% [markdown] id="takeaways" slideshow={"slide_type": "slide"}
 # ## Key takeaways
@@ -1447,12 +1477,16 @@ show(
 # - The classic bugs are **layout, offset, precision**. Shapes never show them; literal values and
 #   a known model's loss do.
 
-# %% [markdown] id="self-check" slideshow={"slide_type": "slide"}
+# %% [markdown] id="takeaways-notes" slideshow={"slide_type": "notes"}
+# **3 minutes.** Cover the list and ask for the three classic bugs and how each shows itself. The
+# self-check below makes a good last five minutes, or homework.
+
+# %% [markdown] id="self-check" slideshow={"slide_type": "skip"}
 # ## Self-check
 #
 # Answer first, then unfold; each answer is computed in the cell below.
 
-# %% [markdown] id="self-check-one"
+# %% [markdown] id="self-check-one" slideshow={"slide_type": "skip"}
 # **1.** Two words of a sentence trade places. No mask, no positions. What changes?
 #
 # <details><summary>Answer</summary>
@@ -1464,27 +1498,28 @@ show(
 #
 # <details><summary>Answer</summary>
 #
-# The sine of a shifted angle is a mix of the old sine *and* cosine. With sines alone no matrix shifts
-# all positions; the best one leaves an error.
+# The sine of a shifted angle is a mix of the old sine *and* cosine. With sines alone no matrix
+# shifts all positions; the best one leaves an error.
 # </details>
 #
 # **3.** Show that score(5, 8) = score(105, 108).
 #
 # <details><summary>Answer</summary>
 #
-# Rotations transpose to their inverse and add their angles, so only the difference of the positions is left in the score. The cell
-# checks it to $10^{-12}$.
+# Rotations transpose to their inverse and add their angles, so only the difference of the
+# positions is left in the score. The cell checks it to $10^{-12}$.
 # </details>
 #
-# **4.** Theta goes from ten thousand to a million, heads of `128`. How many pairs stay below one turn in `4,096`
-# tokens, before and after?
+# **4.** Theta goes from ten thousand to a million, heads of `128`. How many pairs stay below one
+# turn in `4,096` tokens, before and after?
 #
 # <details><summary>Answer</summary>
 #
 # `18` before, `33` after.
 # </details>
 #
-# **5.** A config says `rotary_dim` 64 and `head_dim` `128`. Which channels turn, and at which frequencies?
+# **5.** A config says `rotary_dim` 64 and `head_dim` `128`. Which channels turn, and at which
+# frequencies?
 #
 # <details><summary>Answer</summary>
 #
@@ -1492,7 +1527,7 @@ show(
 # exponents are $-2i/64$. The other 64 pass unchanged.
 # </details>
 
-# %% id="self-check-answers"
+# %% id="self-check-answers" slideshow={"slide_type": "skip"}
 swap = torch.tensor([1, 0, 2, 3])
 print("1.", torch.allclose(attend(X[swap]), attend(X)[swap]))
 sines = code[:, 0::2]
@@ -1521,5 +1556,5 @@ print("5. channels that turn:", moved[0], "to", moved[-1])
 #
 # ## Next
 #
-# **Module 06, the block:** the stream that all of this reads from, why it is never normalised itself,
-# and what the norms before each layer do.
+# **Module 06, the block:** the stream that all of this reads from, why it is never normalised
+# itself, and what the norms before each layer do.
