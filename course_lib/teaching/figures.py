@@ -217,15 +217,3 @@ def draw_bytes(bytes_of: Mapping[str, int], ax: Axes):
     ax.tick_params(length=0)
     for side in ("left", "bottom"):
         ax.spines[side].set_visible(False)
-
-
-def draw_probabilities(probabilities: Sequence[float], words: Sequence[str], ax: Axes):
-    """The likeliest next tokens, from the top."""
-    bars = ax.barh(range(len(words)), probabilities, color=ROLE["stream"])
-    ax.bar_label(bars, [f"{p:.1%}" for p in probabilities], padding=4, fontsize=SMALL)
-    ax.set_yticks(range(len(words)), words)
-    ax.invert_yaxis()
-    ax.set_xlim(0, 1.15)
-    ax.set_xticks([])
-    ax.tick_params(length=0)
-    ax.spines["bottom"].set_visible(False)
