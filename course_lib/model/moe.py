@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from .checks import is_whole, require
 from .config import Config
 from .ffn import SwiGLU
+from .grouped import combine_grouped
 from .parts import Router
 from .tap import Tap
 
@@ -86,7 +87,7 @@ def combine_sorted(
     return torch.zeros_like(flat).index_add(0, token, weighted)
 
 
-COMBINE = {"loop": combine_loop, "sorted": combine_sorted}
+COMBINE = {"loop": combine_loop, "sorted": combine_sorted, "grouped": combine_grouped}
 
 
 def experts_of(cfg: Config, n: int) -> nn.ModuleList:

@@ -99,7 +99,7 @@ class MLA:
 
 
 ROUTERS = ("softmax_selected", "softmax_all", "softmax_renormalized", "sigmoid")
-FORMS_OF_MOE = ("sorted", "loop")
+FORMS_OF_MOE = ("sorted", "loop", "grouped")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Router:
     n_groups_active: int = 1  # groups a token may choose from
     normalize: bool = True  # sigmoid only: divide by the sum of the chosen scores
     scaling: float = 1.0  # multiplies the weights (DeepSeek-V3: 2.5)
-    form: str = "sorted"  # how tokens reach experts: "sorted" or the plain "loop"
+    form: str = "sorted"  # how tokens reach experts; also the plain "loop", "grouped"
 
     def __post_init__(self):
         check_choice(self, "kind", ROUTERS)

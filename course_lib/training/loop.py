@@ -18,12 +18,13 @@ class StepReport:
     grad_norm: float  # of cross_entropy + aux, over all parameters, before clipping
 
 
-def losses(model, ids: Tensor, targets: Tensor | None = None, alpha: float = 0.01):
+def losses(model, ids: Tensor, targets: Tensor | None = None, alpha: float = 0.01, forward=None):
     """Cross-entropy (nats a token) and balance loss of a batch ids (B, T).
 
-    targets (B, T) defaults to ids: the real objective, shifted inside. Raises ValueError
-    for ids or targets that do not fit and for a negative alpha. Module 13."""
-    logits, router_logits = model(ids)
+    targets (B, T) defaults to ids: the real objective, shifted inside. forward is the model
+    itself unless `compile_forward(model)` is given. Raises ValueError for ids or targets
+    that do not fit and for a negative alpha. Module 13."""
+    logits, router_logits = (forward or model)(ids)
     cross_entropy = next_token_loss(logits, ids if targets is None else targets)
     return cross_entropy, balance_loss(model, router_logits, alpha)
 
@@ -43,18 +44,19 @@ def training_step(
     targets: Tensor | None = None,
     alpha: float = 0.01,
     max_norm: float | None = None,
+    forward=None,
 ) -> StepReport:
     """Forward, backward, clip to max_norm, update; returns what it measured.
 
-    Raises ValueError for a bad argument and when the loss or its gradient is not finite,
-    and leaves the weights as they were. Module 13."""
+    forward is as in `losses`. Raises ValueError for a bad argument and when the loss or its
+    gradient is not finite, and leaves the weights as they were. Module 13."""
     require(
         max_norm is None or (is_number(max_norm) and max_norm > 0),
         f"max_norm={max_norm!r} is no length that a gradient can be cut to.",
         "Give a number above 0, for example 1.0, or None to leave it.",
     )
     optimizer.zero_grad(set_to_none=True)
-    cross_entropy, aux = losses(model, ids, targets, alpha)
+    cross_entropy, aux = losses(model, ids, targets, alpha, forward)
     loss = cross_entropy + aux
     check_finite("loss", loss)
     loss.backward()

@@ -1,0 +1,70 @@
+"""The compiled forms equal the readable ones; compiled once, at a small size."""
+
+import shutil
+import warnings
+
+import pytest
+import torch
+
+from course_lib import Config, ModernDecoder, generate, new_caches
+from course_lib.serving import compile_decode
+
+SMALL = dict(vocab_size=31, d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, d_head=8)
+TINY = SMALL | dict(d_ff=24, n_experts=4, d_expert=8, max_seq_len=24)
+
+needs_compiler = pytest.mark.skipif(
+    not shutil.which("g++") and not shutil.which("clang++"), reason="no C++ compiler here"
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return ModernDecoder(Config(**TINY))
+
+
+@pytest.fixture(scope="module")
+def compiled(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler calls parts of torch that are deprecated
+        return compile_decode(model, batch=1, capacity=16)
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_a_compiled_step_equals_the_readable_form(model, compiled):
+    ids = torch.randint(0, 31, (1, 10))
+    step, caches = compiled.start(model, 1, 10), new_caches(model)
+    expected = model(ids[:, :4], caches, 0)[0][:, -1]
+    assert (step(ids[:, :4]) - expected).abs().max() < 1e-5
+    for t in range(4, 10):
+        expected = model(ids[:, t : t + 1], caches, t)[0][:, -1]
+        assert (step(ids[:, t : t + 1]) - expected).abs().max() < 1e-5
+
+
+@needs_compiler
+def test_generates_by_it_and_follows_the_weights(model, compiled):
+    how = dict(max_new_tokens=8, temperature=0.0)
+    for _ in range(2):
+        expected = generate(model, [[1, 2, 3]], engine="readable", **how)
+        assert torch.equal(generate(model, [[1, 2, 3]], engine=compiled, **how), expected)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.1)
+
+
+@needs_compiler
+def test_says_how_long_it_took_and_refuses_what_it_was_not_made_for(model, compiled):
+    assert compiled.compile_seconds > 0
+    with pytest.raises(ValueError, match="batch=2"):
+        generate(model, [[1], [2]], 2, engine=compiled)
+    with pytest.raises(ValueError, match="capacity=16"):
+        generate(model, [[1, 2, 3]], 14, engine=compiled)
+    with pytest.raises(ValueError, match="another model"):
+        generate(ModernDecoder(Config(**TINY)), [[1]], 2, engine=compiled)
+
+
+@pytest.mark.parametrize("bad", (dict(batch=0), dict(capacity=True), dict(capacity=0)))
+def test_refuses_sizes_that_are_none(model, bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        compile_decode(model, **bad)
