@@ -35,6 +35,8 @@ check: $(STAMP) ## lint, formatting, and the prose and contract tests
 refresh: model ## rebuild and re-execute the notebooks, write what changed (NB=05_rope for one)
 	$(BIN)/python -m tools.notebooks refresh --jobs $(JOBS) $(NB)
 
+figures: refresh ## the same run: the notebooks write figures/*.svg and *.png, byte for byte alike
+
 present: model ## one notebook on the wall: code hidden, widgets live (NB=16_end_to_end LABARGS=...)
 	$(BIN)/python -m tools.present $(NB) $(LABARGS)
 
@@ -68,4 +70,4 @@ torch:
 	|| { echo "NOTICE: $(TORCH_INDEX) cannot be reached, so torch comes from PyPI. On Linux that is the CUDA build, about 3 GB; stop now (Ctrl-C) if that is not wanted." >&2; \
 	$(BIN)/python -m pip install --no-deps "torch==$(TORCH)"; }
 
-.PHONY: help lab test check refresh present slides lock clean model torch
+.PHONY: help lab test check refresh figures present slides lock clean model torch
