@@ -2,8 +2,8 @@
 # # 05 · Position: from counting to rotation
 #
 # *Attention compares what tokens say. It does not see where they stand. This notebook adds the
-# missing piece, from counting to the rotation that most open models use, and breaks it in every
-# way that real code has broken it.*
+# missing piece, from counting to the rotation that most open models use, and breaks it in the ways
+# that real code has broken it.*
 #
 # | | |
 # |---|---|
@@ -148,8 +148,7 @@ explorables.permutation_explorable()
 # %% [markdown] id="count-text" slideshow={"slide_type": "slide"}
 # ## 2 · Writing the position down
 #
-# The plain idea is to add something to each token that depends on its position. Five attempts,
-# each mending what the one before lacks:
+# The plain idea is to add something to each token that depends on its position. Five attempts, and what each lacks:
 
 # %% id="count-ladder"
 attempts = [
@@ -185,7 +184,7 @@ print("position 2 of 2 as a share of the length:", 2 / 2, "| position 2 of 4:", 
 # another place in each text.
 #
 # **One sine** is bounded and needs no length. No two whole positions get exactly the same sine,
-# since no multiple of $2\pi$ is a whole number. But positions come *arbitrarily near*, and a model
+# since no multiple of $\pi$ is a whole number. But positions come *arbitrarily near*, and a model
 # that computes with a few digits cannot tell them apart. Which two of the first thousand are the
 # worst?
 
@@ -616,7 +615,7 @@ for theta in (1e4, 5e5, 1e6, 1e7):
 
 # %% [markdown] id="length-after" slideshow={"slide_type": "skip"}
 # A pair that never finishes a turn within the text is a hand whose angle alone tells early from
-# late: no two distances look the same to it. A pair that turns many times tells neighbours apart
+# late: no two distances turn it to the same angle. A pair that turns many times tells neighbours apart
 # and repeats itself. A larger theta trades the second kind for the first: from theta ten thousand
 # to a million, the pairs that stay below one turn in `4,096` tokens go from `18` to `33`.
 #
@@ -1366,8 +1365,8 @@ show(
 )
 
 # %% [markdown] id="real-head-after" slideshow={"slide_type": "skip"}
-# Two averages predict the curve almost exactly: this head ignores what tokens say and reads the
-# clock. Its fastest pairs make the sharp peak at distance 1. The single strong slow pair hardly
+# Two averages predict the curve almost exactly: this head all but ignores what
+# tokens say and reads the clock. Its fastest pairs make the sharp peak at distance 1. The single strong slow pair hardly
 # turns over these distances; it adds nearly the same to every score.
 #
 # This is what it means that a trained head "chooses its amplitudes and phases".
@@ -1406,8 +1405,8 @@ for name, rule in rules.items():
 # %% [markdown] id="real-copy-text" slideshow={"slide_type": "skip"}
 # Interpolation alone costs a nat at factor 4, since the fast hands, too, now move four times too
 # slowly. But does stretching *work*? A text longer than `8,192` tokens takes too long here, and is
-# not needed: positions are just numbers. We give the model a sentence, then the same sentence
-# again, and let the second copy stand far away by adding a **gap** to its positions. A model that
+# not needed: positions are just numbers. We give the model the first 48
+# tokens, then the same tokens again, and let the second copy stand far away by adding a **gap** to its positions. A model that
 # reaches back can copy, and its loss on the second copy is small.
 
 # %% id="real-copy" slideshow={"slide_type": "skip"}
@@ -1449,12 +1448,12 @@ show(
 
 # %% [markdown] id="real-copy-after" slideshow={"slide_type": "skip"}
 # Within the length it was trained on, the model copies across thousands of positions. Beyond, it
-# fails, although nothing else about the text is new: the slow hands stand at angles they never had
-# in training. YaRN and Llama 3's rule bring those angles back into the known range and leave
+# fails, although nothing else about the text is new. The usual explanation: the slow hands stand at
+# angles that they never had in training. YaRN and Llama 3's rule bring those angles back into the known range and leave
 # neighbours alone, and without a single step of training the model still finds its copy at
 # `12,000`. Interpolation brings them back as well, and breaks the neighbours.
 #
-# This is one sentence and one gap, not a benchmark; published models train on after such a change,
+# This is one text and one gap, not a benchmark; published models train on after such a change,
 # and then interpolation works too.
 
 # %% [markdown] id="real-notes" slideshow={"slide_type": "notes"}
@@ -1551,7 +1550,8 @@ print("5. channels that turn:", moved[0], "to", moved[-1])
 #   2309.00071. Llama 3's rule: arXiv 2407.21783 and its published code.
 # - Partial rotation in use: MiniMax-01, arXiv 2501.08313; GLM-4.5, arXiv 2508.06471. Proportional rotation (p-RoPE):
 #   arXiv 2410.06205.
-# - Position fields of the models in section 9: their config.json files, retrieved in September 2026.
+# - Position fields of the models in section 9: their published config.json
+#   files.
 # - SmolLM2-135M-Instruct by Hugging Face, Apache-2.0, arXiv 2502.02737.
 #
 # ## Next
