@@ -163,7 +163,7 @@ def weights_panel(data: Computed, heads: int, kv_heads: int) -> Heat:
     T, group = weights.shape[-1], heads // kv_heads
     return Heat(
         weights,
-        title=f"{group} query heads share the keys of one"
+        title=f"{group} query heads share one key/value head"
         if group > 1
         else "Each query head has its own keys",
         xlabel="key s",

@@ -667,6 +667,7 @@ class PlotView {
     const look = this.widget.look, ratio = look.ratio;
     this.canvas.width = Math.round(w * ratio);
     this.canvas.height = Math.round(h * ratio);
+    Object.assign(this.canvas.style, { width: `${w}px`, height: `${h}px` }); // a whole number of pixels
     const ctx = this.canvas.getContext("2d");
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
     ctx.font = look.font;
@@ -759,8 +760,9 @@ class ExplorablePicture {
     [this.model, this.alt, this.structure, this.views] = [model, "", null, []];
     this.root = make("div", "xp", el);
     this.root.setAttribute("role", "group");
-    this.finding = make("p", "xp-finding", this.root);
-    this.status = make("div", "xp-status", this.root);
+    const message = make("div", "xp-message", this.root);
+    this.finding = make("p", "xp-finding", message);
+    this.status = make("div", "xp-status", message);
     this.status.setAttribute("role", "status");
     this.rows = make("div", "xp-rows", this.root);
     this.foot = make("div", "xp-foot", this.root);
