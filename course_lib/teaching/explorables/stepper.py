@@ -173,7 +173,7 @@ def generation_stepper() -> Explorable:
             top_k=Slider(MOST_K, 1, MOST_K, log=True, label="top-k", unit="tokens"),
             top_p=Slider(1.0, 0.05, 1.0, step=0.05, label="top-p", help="mass to keep"),
             min_p=Slider(0.0, 0.0, 0.5, step=0.05, label="min-p", help="share of the largest"),
-            clicks=Step("one token", limit=MOST_NEW, help="draw, append, run that token alone"),
+            clicks=Step("draw", limit=MOST_NEW, help="draw, append, run that token alone"),
         ),
         title="Where does the next token come from?",
         alt=alt,

@@ -22,6 +22,14 @@ MISTAKES = {
     "upper_left_mask": wrong.UpperLeftMask,
     "offset_zero": wrong.PositionsRestart,
 }
+LABELS = {
+    "rope_on_v": "RoPE on V too",
+    "norm_after_rope": "QK-Norm after RoPE",
+    "tiled_heads": "K/V heads tiled",
+    "cache_expanded": "expand, then cache",
+    "upper_left_mask": "upper-left mask",
+    "offset_zero": "pos_offset stuck at 0",
+}
 # Stages of a block, in order, whose rows the map shows; all but the weights hold numbers a token.
 SHOWN = {
     "q_rotated": "queries",
@@ -29,8 +37,8 @@ SHOWN = {
     "v_expanded": "values",
     "weights": "weights",
     "heads": "heads",
-    "after_attn": "after attention",
-    "after_ffn": "after feed-forward",
+    "after_attn": "after attn",
+    "after_ffn": "after FFN",
 }
 SAME = 1e-4  # relative difference below which two forms are the same but for rounding
 
@@ -146,12 +154,12 @@ def view(data, cached: int):
     errors = Bars(
         data["errors"], ticks, title=title, xlabel=f"position (second chunk: from {cached} on)",
         ylabel="difference", roles=roles, fmt="{:.2f}",
-        limits=(0, max(0.1, 1.15 * float(data["errors"].max()))), height=0.42,
+        limits=(0, max(0.1, 1.15 * float(data["errors"].max()))), height=0.5,
     )  # fmt: skip
     spread = Heat(
         data["spread"].clamp(max=1), title=f"first to differ: {first_difference(data['spread'])}",
         xlabel="position", xticks=ticks, yticks=row_labels(), limits=(0, 1), square=False,
-        width=2.0, height=0.58,
+        width=2.0, height=0.5,
     )  # fmt: skip
     return [[errors], [spread, Note(note(data), title="how bad", width=0.9)]]
 
@@ -184,10 +192,10 @@ def summary(data, **state) -> str:
 
 
 def alt(data, **state) -> str:
-    made = ", ".join(name.replace("_", " ") for name in MISTAKES if state[name]) or "no mistake"
+    made = "; ".join(label for name, label in LABELS.items() if state[name]) or "No mistake"
     differ = int((data["errors"] > SAME).sum())
     return (
-        f"With {made}, {differ} of {TOKENS} positions get other logits; the first tensor to "
+        f"{made}: {differ} of {TOKENS} positions get other logits; the first tensor to "
         f"differ: {first_difference(data['spread'])}."
     )
 
@@ -217,6 +225,10 @@ def invariants(data, **state):
     ]
 
 
+def switch(name: str, help: str, on: bool = False) -> Toggle:
+    return Toggle(on, label=LABELS[name], help=help)
+
+
 def bug_switchboard() -> Explorable:
     """Six mistakes as switches, on the same weights and tokens. Module 16."""
     return Explorable(
@@ -225,12 +237,12 @@ def bug_switchboard() -> Explorable:
         view,
         summary,
         controls=dict(
-            rope_on_v=Toggle(True, label="RoPE on V too", help="values are turned as well"),
-            norm_after_rope=Toggle(label="QK-Norm after RoPE", help="turn, then normalise"),
-            tiled_heads=Toggle(label="K/V heads tiled", help="0 1 0 1 instead of 0 0 1 1"),
-            cache_expanded=Toggle(label="expand, then cache", help="8 heads kept instead of 2"),
-            upper_left_mask=Toggle(label="upper-left mask", help="as torch's is_causal=True"),
-            offset_zero=Toggle(label="pos_offset stuck at 0", help="each chunk begins at 0"),
+            rope_on_v=switch("rope_on_v", "values are turned as well", True),
+            norm_after_rope=switch("norm_after_rope", "turn, then normalise"),
+            tiled_heads=switch("tiled_heads", "0 1 0 1 instead of 0 0 1 1"),
+            cache_expanded=switch("cache_expanded", "8 heads kept instead of 2"),
+            upper_left_mask=switch("upper_left_mask", "as torch's is_causal=True"),
+            offset_zero=switch("offset_zero", "each chunk begins at 0"),
             cached=Slider(
                 6, 0, TOKENS - 1, label="tokens in the cache", help="the rest come in one chunk"
             ),
@@ -241,5 +253,5 @@ def bug_switchboard() -> Explorable:
         disabled=disabled,
         invariants=invariants,
         runs="model",
-        height=470,
+        height=440,
     )
