@@ -336,6 +336,8 @@ MODELS = (
     Published(name="Qwen3-32B", n_layers=64, d_model=5120, vocab_size=151936,
               attention=NORMED, n_heads=64, n_kv_heads=8, d_head=128, rope_theta=1e6, d_ff=25600,
               total=32.8),
+    Published(name="DeepSeek-LLM-67B", n_layers=95, d_model=8192, vocab_size=102400,
+              n_heads=64, n_kv_heads=8, d_head=128, rope_theta=1e4, d_ff=22016, total=67),
     Published(name="OLMo-2-7B", n_layers=32, d_model=4096, n_heads=32, n_kv_heads=32, d_head=128,
               flat_qk_norm=True, rope_theta=5e5, d_ff=11008,
               total=7, beyond="its vocabulary is not known here"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
+from matplotlib.patches import Circle, FancyBboxPatch, Patch, Rectangle
 
 from course_lib.teaching.lessons.heads import Device, read_by
 from course_lib.teaching.theme import DPI, INK, ROLE, STYLE, png_of
@@ -200,9 +200,8 @@ def draw_models(rows: Sequence[tuple[str, float, float, str]], ax: Axes):
     ax.set_yticks(range(len(rows)), [row[0] for row in rows])
     ax.set(xscale="log", ylim=(len(rows) - 0.4, -0.6))
     ax.set_xlabel("KiB a token in bf16 (pale: what windows spare at 131,072 tokens)")
-    for kind, role in roles.items():
-        ax.barh([], [], color=ROLE[role], label=kind)
-    ax.legend(loc="lower right", frameon=False)
+    handles = [Patch(color=ROLE[role], label=kind) for kind, role in roles.items()]
+    ax.legend(handles=handles, loc="lower right", frameon=False)
 
 
 def draw_roofline(device: Device, points: Mapping[str, tuple[float, str]], ax: Axes):
@@ -212,10 +211,13 @@ def draw_roofline(device: Device, points: Mapping[str, tuple[float, str]], ax: A
     for name, (x, role) in points.items():
         y = min(x * device.bandwidth, device.flops) / 1e12
         ax.plot(x, y, marker="o", color=ROLE[role], markersize=8)
-        ax.annotate(f"{name}: {x:.3g}", (x, y), (9, -12), textcoords="offset points",
+        left = x > device.ridge / 2  # beside the ridge there is room on the left only
+        ax.annotate(f"{name}: {x:.3g}", (x, y), (-10 if left else 9, -4 if left else -12),
+                    textcoords="offset points", ha="right" if left else "left",
                     fontsize=SMALL)  # fmt: skip
     ax.axvline(device.ridge, color=ROLE["stream"], linestyle=":", linewidth=1.4)
-    ax.text(device.ridge * 1.07, 1.0, f"ridge\n{device.ridge:.0f}", fontsize=SMALL)
+    ax.text(device.ridge * 1.1, 0.04, f"ridge: {device.ridge:.0f}", fontsize=SMALL,
+            transform=ax.get_xaxis_transform())  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=(0.5, 4000))
     ax.set_xlabel("FLOP for each byte of cache read")
     ax.set_ylabel("TFLOP/s at most")
@@ -223,9 +225,9 @@ def draw_roofline(device: Device, points: Mapping[str, tuple[float, str]], ax: A
 
 
 def draw_losses(losses: Mapping[str, float], base: float, ax: Axes):
-    """Horizontal bars of losses with the model's own as a line."""
+    """Horizontal bars of losses, the model's own also as a line; the last one is of no model."""
     names = list(losses)
-    roles = ["cache" if abs(losses[n] - base) < 1e-3 else "k" for n in names]
+    roles = ["cache" if losses[n] == base else "k" for n in names[:-1]] + ["stream"]
     ax.barh(range(len(names)), losses.values(), color=[ROLE[r] for r in roles])
     ax.axvline(base, color=ROLE["stream"], linestyle="--", linewidth=1.2)
     for y, loss in enumerate(losses.values()):
