@@ -43,6 +43,18 @@ present: model ## one notebook on the wall: code hidden, widgets live (NB=16_end
 slides: $(STAMP) ## write an offline deck of each notebook to build/slides (NB=05_rope for one)
 	$(BIN)/python -m tools.slides $(NB)
 
+bench: model ## speed against transformers, litgpt and llama.cpp: benchmarks/RESULTS.md (SECTION=decode)
+	@test -e $(VENV)-bench/.ready || $(MAKE) -s peers PEERS=bench
+	@test -e $(VENV)-bench-litgpt/.ready || $(MAKE) -s peers PEERS=bench-litgpt || true
+	$(VENV)-bench/bin/python -m benchmarks $(SECTION)
+
+# An environment for each set of peers, on top of the course's own: torch is not installed again.
+peers:
+	$(BIN)/python -m venv $(VENV)-$(PEERS)
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$($(VENV)-$(PEERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/course.pth
+	$(VENV)-$(PEERS)/bin/python -m pip install -q $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(PEERS)"])')
+	@touch $(VENV)-$(PEERS)/.ready
+
 lock: $(STAMP) ## resolve the pins of pyproject.toml again into .ci/constraints.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" --extra test --extra browser pyproject.toml -o $(LOCK)
 
@@ -70,4 +82,4 @@ torch:
 	|| { echo "NOTICE: $(TORCH_INDEX) cannot be reached, so torch comes from PyPI. On Linux that is the CUDA build, about 3 GB; stop now (Ctrl-C) if that is not wanted." >&2; \
 	$(BIN)/python -m pip install --no-deps "torch==$(TORCH)"; }
 
-.PHONY: help lab test check refresh figures present slides lock clean model torch
+.PHONY: help bench peers lab test check refresh figures present slides lock clean model torch

@@ -223,7 +223,8 @@ class FastBlock:
         heads = [attn.q_norm] * self.H + [attn.k_norm] * self.K
         self.qk_norm = FastNorm(heads) if normed else nn.Identity()
         self.kv = self.W_o.new_empty(2, batch, self.K, capacity, self.h)
-        self.k, self.v = self.kv
+        self.k, self.v = self.kv.flatten(1, 2)  # (B K, capacity, h)
+        self.nothing = self.kv.new_empty(1, 1, 1)
         self.ffn = FastMoE(block.ffn) if block.is_moe else FastSwiGLU(block.ffn)
 
     def __call__(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, room, queries: int):
@@ -247,13 +248,14 @@ class FastBlock:
     def attend(self, q: Tensor, end: int) -> Tensor:
         """Softmax attention of q (B, T, H, h) to the first `end` cached tokens: (B T, H h)."""
         B, T, H, h = q.shape
-        k, v = self.k[:, :, :end], self.v[:, :, :end]
+        k, v = self.k[:, :end], self.v[:, :end]
         if T == 1:  # sees everything, so that the heads of a group can be its rows
-            q = q.reshape(B, self.K, H // self.K, h)
-            return F.scaled_dot_product_attention(q, k, v, scale=self.scale).reshape(B, H * h)
-        q = q.transpose(1, 2)
+            q = q.reshape(B * self.K, H // self.K, h)
+            scores = torch.baddbmm(self.nothing, q, k.transpose(1, 2), beta=0, alpha=self.scale)
+            return torch.bmm(scores.softmax(-1), v).view(B, H * h)
+        k, v = (t.unflatten(0, (B, self.K)) for t in (k, v))
         heads = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self.scale, enable_gqa=True
+            q.transpose(1, 2), k, v, is_causal=True, scale=self.scale, enable_gqa=True
         )
         return heads.transpose(1, 2).reshape(B * T, H * h)
 
