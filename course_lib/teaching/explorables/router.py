@@ -283,4 +283,5 @@ def router_explorable() -> Explorable:
         code=code,
         invariants=invariants,
         runs="model",
+        height=362,
     )
