@@ -75,7 +75,8 @@ theme.show(
 # %% [markdown] id="first-figure-after" slideshow={"slide_type": "skip"}
 # Why must anything be kept? To predict a next token, its query meets the keys of **all** tokens so far, and then sums their values. Old
 # keys and values never change, so they are computed once and kept: the *key/value cache*. Old queries are never needed
-# again. The projections of a new token cost the same at every step; the attention over the cache grows with it.
+# again. Projecting a new token costs the same at every step; attending to all
+# tokens before it costs more with each of them.
 #
 # Two things follow. The cache is memory that grows with every token of every request. And each step must *read* all of
 # it. The first decides how many requests fit on a device, the second how fast they can go.
@@ -199,6 +200,20 @@ try:
 except ValueError as error:
     print("ValueError:", error)
 
+# %% id="order-figure"
+fig, axes = theme.figure(11, 2.3, ncols=2)
+for ax, tiled in zip(axes, (False, True), strict=True):
+    figures.draw_sketch(figures.head_graph(8, 2, tiled, width=520), ax)
+    figures.title(ax, "tiled: wrong" if tiled else "in place: right")
+wrong_heads = sum(a != b for a, b in zip(lesson.read_by(8, 2), lesson.read_by(8, 2, True),
+                                         strict=True))  # fmt: skip
+theme.show(
+    fig,
+    alt="Eight query heads on two key/value heads. In place: the first four read head 0. Tiled: "
+    "even heads read head 0, so half of all heads read the wrong one.",
+    summary=f"{wrong_heads} of 8 query heads read the wrong key/value head when tiled",
+)
+
 # %% [markdown] id="order-notes" slideshow={"slide_type": "notes"}
 # **3 minutes.** The last line matters as well: `5 // 3` is 1, so code with a floor division would run and leave two query heads
 # without keys. Refuse such a Config when it is written, not when it runs.
@@ -225,8 +240,11 @@ print(f"the expanded cache is {sizes_of['expanded'] / sizes_of['K heads cached']
 #
 # $$\text{bytes} = B \cdot T \cdot L \cdot K \cdot (d_k + d_v) \cdot s$$
 #
-# rows, tokens, layers, key/value heads, what a head leaves ($2 h$ if keys and values are equally wide), bytes a value. A live cache must
-# hold exactly this. Does it?
+# rows, tokens, layers, key/value heads, what a head leaves ($2 h$ if keys and values are equally wide), bytes a value.
+
+# %% [markdown] id="measured-text" slideshow={"slide_type": "skip"}
+# A live cache must hold exactly this many bytes. Does it? The next cell fills caches of small decoders, eight tokens in three rows, and
+# measures.
 
 # %% id="measured" slideshow={"slide_type": "skip"}
 for K, dtype in ((8, torch.float32), (2, torch.float32), (2, torch.bfloat16), (1, torch.bfloat16)):
@@ -245,7 +263,7 @@ for K, dtype in ((8, torch.float32), (2, torch.float32), (2, torch.bfloat16), (1
 # Every factor is a choice of design. The number of key/value heads is the one this section turns; fewer layers with a
 # cache, narrower heads and fewer bits work on the same product. Module 10 cuts $T$.
 #
-# Now the sizes of a real model: 80 layers, 64 query heads of width `128` in bfloat16.
+# Now the sizes of a real model: 80 layers, 64 query heads of width `128` in bfloat16. The last line has the sizes of DeepSeek-V3 and MLA, the subject of section 4.
 
 # %% id="worked" tags=["output-only"]
 GIB = 2**30
@@ -255,14 +273,29 @@ shapes = {
     "80 layers, MHA 64": Config(n_kv_heads=64, **big),
     "80 layers, GQA 8": Config(n_kv_heads=8, **big),
     "80 layers, MQA 1": Config(n_kv_heads=1, **big),
-    "DeepSeek-V3: 61 layers, MLA": Config(**{**big, "n_layers": 61, "n_heads": 128},
-                                          n_kv_heads=128, attention=latent),
+    "61 layers, MLA": Config(**{**big, "n_layers": 61, "n_heads": 128},
+                             n_kv_heads=128, attention=latent),
 }  # fmt: skip
 print(f"{'':29}{'KiB a token':>12}{'GiB at 32,768':>15}{'at 131,072':>12}")
 for name, c in shapes.items():
     row = [cache_bytes(c, T) for T in (1, 32768, 131072)]
     cells = f"{row[0] / 2**10:>12,.5g}{row[1] / GIB:>15.5g}{row[2] / GIB:>12.5g}"
     print(f"{name:29}{cells}")
+
+# %% id="worked-plot"
+tokens = [2**i for i in range(10, 21)]
+curves = {name: [cache_bytes(c, T) / 1e9 for T in tokens] for name, c in shapes.items()}
+fig, ax = theme.figure(11, 2.7)
+figures.draw_growth(tokens, curves, {"24 GB": 24, "80 GB": 80}, ax)
+theme.save(fig, "09_growth")
+filled = {name: int(80e9 // cache_bytes(c, 1)) for name, c in shapes.items()}
+theme.show(
+    fig,
+    alt="Cache against tokens, both logarithmic: four parallel lines. Every variant grows in "
+    "proportion to the text; they cross the memory of a device at different lengths.",
+    summary="one request fills 80 GB at "
+    + ", ".join(f"{n:,} tokens ({name})" for name, n in filled.items()),
+)
 
 # %% [markdown] id="worked-notes" slideshow={"slide_type": "notes"}
 # **5 minutes.** `80`, `10`, `1.25`: let the room divide. Someone will say that a cache of that first size "cannot be served". It does not
@@ -356,7 +389,7 @@ theme.show(
 
 # %% [markdown] id="models-notes" slideshow={"slide_type": "notes"}
 # **4 minutes.** Size of the model and size of its cache have little to do with each other: compare the smallest model of the list
-# with the largest. Ask why Olmo 2 could afford MHA (it was built for short contexts).
+# with the largest. Ask why Olmo 2 could afford MHA (its own context is short).
 
 # %% id="models-table" slideshow={"slide_type": "skip"}
 heads = ("H / K", "width", "KiB", "GiB at 32k", "128k", "32k with windows")
@@ -552,6 +585,11 @@ for name, latents in tries.items():
 # **5 minutes.** The common sentence "RoPE cannot be applied to a decompressed key" is wrong: the first line of the cell does it. The right sentence: *then nothing can be absorbed
 # any more*, and each step would have to expand the whole cache.
 
+# %% [markdown] id="rope-after" slideshow={"slide_type": "skip"}
+# The first line of the output absorbs a matrix of its own for each distance. That is exact, and it needs as many absorbed queries as there are cached
+# tokens, so nothing is gained. The other two lines have one absorbed query, and wrong scores. In particular, turning the *latent* by RoPE is not the same as turning the keys made from
+# it, because $U_k$ and a rotation do not commute.
+
 # %% [markdown] id="decoupled-text" slideshow={"slide_type": "slide"}
 # ### The way out: a second, small key that carries the position
 #
@@ -737,6 +775,29 @@ for name, m in decoders.items():
           f"lowers the loss {less}; "
           f"generates {m.generate(ids, 4, 0.0).shape[1] - 6} tokens")  # fmt: skip
 
+# %% [markdown] id="reorder-text" slideshow={"slide_type": "skip"}
+# ### Rows of a cache, whatever it holds
+#
+# Beam search continues some rows twice and drops others, and the cache has to follow. A known fault re-ranks the texts and forgets a cache because it does not look like keys and values; another copies in place and
+# reads rows that it has already overwritten. The library's `reorder` gathers whatever the variant stored.
+
+# %% id="reorder" slideshow={"slide_type": "skip"}
+rows, source = torch.tensor([10, 20, 30]), torch.tensor([1, 0, 0])
+in_place = rows.clone()
+for to, come_from in enumerate(source.tolist()):
+    in_place[to] = in_place[come_from]
+print("gathered", rows[source].tolist(), " in place (wrong)", in_place.tolist(),
+      " scattered (wrong)", torch.zeros_like(rows).scatter(0, source, rows).tolist())  # fmt: skip
+for name, m in decoders.items():
+    caches = new_caches(m)
+    with torch.no_grad():
+        m(batch[:3, :8], caches)
+        for cache in caches:
+            cache.reorder(source)
+        after = m(batch[:3, 8:9], caches, pos_offset=8)[0]
+        want = m(torch.cat((batch[source, :8], batch[:3, 8:9]), 1))[0][:, -1:]
+    print(f"{name}: goes on as if read in the new order: {torch.allclose(after, want, atol=1e-4)}")
+
 # %% [markdown] id="intensity-text" slideshow={"slide_type": "slide"}
 # ## 6 · Bytes are not all: work for each byte
 #
@@ -790,7 +851,7 @@ theme.show(
 # cache in 8 bits moves the points. (To the right: half the bytes, the same FLOP.)
 
 # %% [markdown] id="intensity-after" slideshow={"slide_type": "skip"}
-# Why does grouping *raise* the intensity? Because $g$ query heads use each number that was read. One FLOP pair for each of the $g$ heads, two bytes: $g$ FLOP a byte. MLA does it for all `128` heads, and each
+# Why does grouping *raise* the intensity? Each cached number is multiplied and added once for each of the $g$ heads that read it: $2g$ FLOP for its two bytes in bf16, so $g$ FLOP a byte. MLA does it for all `128` heads, and each
 # latent serves twice, as key and as value.
 #
 # These are the peaks of data sheets, for the attention over the cache alone. The weights are another story: their intensity grows with the number of requests (module 14), the cache's does not, since
@@ -939,7 +1000,8 @@ print(f"overlap of the attention of two query heads: same key/value head "
       f"{overlap[:, ~same_group].mean():.2f}")  # fmt: skip
 
 # %% [markdown] id="smol-why-after" slideshow={"slide_type": "skip"}
-# The matrices of two key/value heads are all but orthogonal, so their mean is a third of each and no compromise. What the *query* heads look at overlaps a little more within a group than across; much of the overlap is the first
+# The matrices of two key/value heads are all but orthogonal, so their mean is a third of each and no compromise. (Two heads could also agree up to a change of basis that their queries undo. The cosine does not see
+# that, and neither does averaging.) What the *query* heads look at overlaps a little more within a group than across; much of the overlap is the first
 # token, on which all heads rest (module 10).
 #
 # Your own sentence, any layer:

@@ -83,7 +83,7 @@ def sketch_svg(sketch: Sketch) -> str:
 
 def draw_sketch(sketch: Sketch, ax: Axes):
     """The sketch on axes of its own, whose pixels are the sketch's. Module 09."""
-    ax.set(xlim=(0, sketch.width), ylim=(sketch.height, 0))
+    ax.set(xlim=(0, sketch.width), ylim=(sketch.height, 0), aspect="equal")
     ax.set_axis_off()
     size = dict(fontsize=12 * 72 / DPI, color=INK["light"])
     for x1, y1, x2, y2, role, arrow in sketch.lines:
@@ -187,6 +187,28 @@ def draw_areas(values: Mapping[str, int], notes: Mapping[str, str], ax: Axes):
     ax.set_axis_off()
 
 
+def draw_growth(
+    tokens: Sequence[int],
+    curves: Mapping[str, Sequence[float]],
+    limits: Mapping[str, float],
+    ax: Axes,
+):
+    """GB against tokens, both logarithmic, each curve named at its end; dashed lines for limits."""
+    roles = ("k", "cache", "v", "scores")
+    for (name, values), role in zip(curves.items(), roles, strict=True):
+        ax.plot(tokens, values, color=ROLE[role])
+        ax.annotate(name, (tokens[-1], values[-1]), (6, -3), textcoords="offset points",
+                    fontsize=SMALL, color=ROLE[role])  # fmt: skip
+    for name, value in limits.items():
+        ax.plot(tokens, [value] * len(tokens), color=ROLE["stream"], linestyle="--", linewidth=1)
+        ax.text(tokens[0], value * 1.12, name, fontsize=SMALL - 1)
+    ax.set(xscale="log", yscale="log", xlim=(tokens[0] * 0.9, tokens[-1] * 6), ylim=(0.03, 4000))
+    ax.set_xticks([tokens[i] for i in (0, 3, 5, 7, 10)], ["1k", "8k", "32k", "128k", "1M"])
+    ax.minorticks_off()
+    ax.set_xlabel("tokens of one request")
+    ax.set_ylabel("GB in bf16")
+
+
 def draw_models(rows: Sequence[tuple[str, float, float, str]], ax: Axes):
     """Published models by KiB a token: (name, all layers keep all, at 128k with windows, kind).
 
@@ -211,7 +233,9 @@ def draw_roofline(device: Device, points: Mapping[str, tuple[float, str]], ax: A
     for name, (x, role) in points.items():
         y = min(x * device.bandwidth, device.flops) / 1e12
         ax.plot(x, y, marker="o", color=ROLE[role], markersize=8)
-        left = x > device.ridge / 2  # beside the ridge there is room on the left only
+        left = (
+            device.ridge / 2 < x < device.ridge
+        )  # beside the ridge there is room on the left only
         ax.annotate(f"{name}: {x:.3g}", (x, y), (-10 if left else 9, -4 if left else -12),
                     textcoords="offset points", ha="right" if left else "left",
                     fontsize=SMALL)  # fmt: skip
