@@ -51,7 +51,7 @@ from course_lib.zoo.counts import cache_bytes, cache_values, count_parameters, m
 # %% [markdown] id="first-figure-text" slideshow={"slide_type": "slide"}
 # ## What one token leaves in one layer, to scale
 #
-# A layer with `128` heads of width `128`. Each square holds the numbers that must be kept for **every token** that was read,
+# A layer with `128` heads of width `128`, as in DeepSeek-V3, in four designs. Each square holds the numbers that must be kept for **every token** that was read,
 # in **every layer**, until the text is finished. Its area is their count.
 
 # %% id="first-figure"
@@ -64,7 +64,7 @@ theme.save(fig, "09_one_token")
 theme.show(
     fig,
     alt="Four squares by area: multi-head attention leaves a large one, grouped-query attention a "
-    "sixteenth of it, latent attention a quarter of that, multi-query attention the least.",
+    "sixteenth of it, latent attention about a quarter of that, multi-query attention the least.",
     summary=", ".join(f"{name} {n:,} values" for name, n in left_behind.items()),
 )
 
@@ -73,7 +73,7 @@ theme.show(
 # `128` *different* heads, while MQA's serves `128` heads that all read the same.
 
 # %% [markdown] id="first-figure-after" slideshow={"slide_type": "skip"}
-# Why must anything be kept? To predict a next token, its query meets the keys of **all** tokens so far, and then sums their values. Old
+# Why must anything be kept? To predict the next token, the query of the last one meets the keys of **all** tokens so far, and the resulting weights sum their values. Old
 # keys and values never change, so they are computed once and kept: the *key/value cache*. Old queries are never needed
 # again. Projecting a new token costs the same at every step; attending to all
 # tokens before it costs more with each of them.
