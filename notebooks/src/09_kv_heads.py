@@ -51,8 +51,7 @@ from course_lib.zoo.counts import cache_bytes, cache_values, count_parameters, m
 # %% [markdown] id="first-figure-text" slideshow={"slide_type": "slide"}
 # ## What one token leaves in one layer, to scale
 #
-# A layer with `128` heads of width `128`, as in DeepSeek-V3, in four designs. Each square holds the numbers that must be kept for **every token** that was read,
-# in **every layer**, until the text is finished. Its area is their count.
+# One layer with `128` heads of width `128`, in four designs. The area of a square is the count of numbers that must be kept, for **every token** that was read.
 
 # %% id="first-figure"
 H, h = 128, 128
@@ -73,6 +72,8 @@ theme.show(
 # `128` *different* heads, while MQA's serves `128` heads that all read the same.
 
 # %% [markdown] id="first-figure-after" slideshow={"slide_type": "skip"}
+# The same is left in every layer, until the text is finished. (The widths are those of DeepSeek-V3.)
+#
 # Why must anything be kept? To predict the next token, the query of the last one meets the keys of **all** tokens so far, and the resulting weights sum their values. Old
 # keys and values never change, so they are computed once and kept: the *key/value cache*. Old queries are never needed
 # again. Projecting a new token costs the same at every step; attending to all
@@ -147,7 +148,7 @@ for K in (8, 4, 2, 1):
 EXPLORABLES["kv_sharing"]()
 
 # %% [markdown] id="share-explore-notes" slideshow={"slide_type": "notes"}
-# **4 minutes.** Let somebody call a K that does not divide H: the explorable refuses and says which do. With K = 1 or
+# **4 minutes.** Move K above H: the explorable refuses and says which numbers divide H. With K = 1 or
 # K = H the tiled order is right by accident; that is why tests on MHA models never find this fault.
 
 # %% [markdown] id="copies-text" slideshow={"slide_type": "skip"}

@@ -89,7 +89,7 @@ def view_sharing(data, H, K, order):
 
 def sharing_explorable() -> Explorable:
     """Which key/value head a query head reads, and what sharing saves. Module 09."""
-    queries = (4, 8, 16, 24, 32, 40, 48, 64, 96, 128)
+    powers = tuple(2**i for i in range(8))  # a step of one slider then leaves K a divisor of H
     return Explorable(
         "kv_sharing",
         compute_sharing,
@@ -98,8 +98,8 @@ def sharing_explorable() -> Explorable:
         f"{in_bytes(data['bytes']['this'])}, as MHA {in_bytes(data['bytes']['MHA'])}; "
         f"{data['wrong']} heads read the wrong keys, output error {data['error']:.2f}",
         controls=dict(
-            H=Slider(32, values=queries, label="query heads (H)"),
-            K=Slider(8, values=tuple(2**i for i in range(8)), label="key/value heads (K)",
+            H=Slider(32, values=powers[2:], label="query heads (H)"),
+            K=Slider(8, values=powers, label="key/value heads (K)",
                      help="must divide H"),
             order=Choice(ORDERS[0], ORDERS, label="order"),
             h=Slider(128, 32, 512, log=True, label="width of a head"),
@@ -172,6 +172,12 @@ def said(n: int | None) -> str:
     return "weights do not fit" if n is None else f"{n:,}"
 
 
+def fit_in_words(most: int | None) -> str:
+    if most is None:
+        return "its weights alone do not fit on one device of 141 GB."
+    return f"{most:,} such requests fit beside its weights on 141 GB."
+
+
 def summary_calculator(data, model, tokens, batch, bits, variant):
     speed = ", ".join(f"{n:,.0f}" for n in data["speed"])
     return (
@@ -215,7 +221,7 @@ def calculator_explorable() -> Explorable:
         ),
         title="How large, how many, how fast at most?",
         alt=lambda data, model, tokens: f"{model} needs {in_bytes(data['cache'])} of cache for "
-        f"{tokens:,} tokens; beside its weights {said(data['most'][-1])} such requests on 141 GB.",
+        f"{tokens:,} tokens; " + fit_in_words(data["most"][-1]),
         code=lambda model, tokens, bits, windows: f"published_cache_bytes(published('{model}'), "
         f"{tokens}, bits={bits}, windows={windows})",
         invariants=calculator_invariants,
@@ -362,7 +368,7 @@ def cell_explorable() -> Explorable:
             ("heads of the value width", data["shapes"]["heads"] == (1, H, T, n)),
             ("out is the stream", data["shapes"]["out"] == (1, T, D)),
         ],
-        height=520,
+        height=440,
     )  # fmt: skip
 
 
@@ -391,8 +397,7 @@ def view_intensity(data, device, queries):
     card = device_named(device)
     x = np.geomspace(0.5, 16384, 60)
     roof = lesson.attainable(card, torch.from_numpy(x)).numpy() / 1e12
-    share = {name: min(1, value / card.ridge) for name, value in data.items()}
-    best = max(share, key=share.get)
+    best = max(data, key=data.get)
     return [
         Lines(x, {"at most": roof}, xlog=True, ylog=True, roles=["stream"], width=1.1,
               xlabel="FLOP a byte of cache", ylabel="TFLOP/s",
@@ -400,7 +405,7 @@ def view_intensity(data, device, queries):
               title=f"{device}: ridge at {card.ridge:.0f} FLOP a byte"),
         Bars(list(data.values()), list(data), roles=["k", "cache", "v", "scores"], fmt="{:.3g}",
              ylabel="FLOP a byte", reference=card.ridge, reference_label="ridge",
-             title=f"{best} reaches {share[best]:.0%} of the ridge"),
+             title=f"{best}: {data[best] / card.ridge:.2g} times the ridge"),
     ]  # fmt: skip
 
 
@@ -478,14 +483,14 @@ def reads_of(pool: str) -> list[int]:
 def view_smollm2(data, layer, pool):
     T = len(data["tokens"])
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
-    names = [f"query {h} → kv {k}" for h, k in enumerate(reads_of(pool))]
+    names = [f"{h} reads {k}" for h, k in enumerate(reads_of(pool))]
     chance = math.log(smollm2()[0].cfg.vocab_size)
     ticks = data["tokens"] if T <= 6 else None
     return [
         Heat(data["maps"][layer], names=names, hidden=future, hidden_label="the future",
              limits=(0, 1), square=True, width=2.4, xlabel="key", ylabel="query",
              xticks=ticks, yticks=ticks,
-             title=f"Layer {layer}, nine query heads; key/value heads: {pool}"),
+             title=f"Layer {layer}: which query head reads which key/value head ({pool})"),
         Bars([data["base"], data["loss"], chance], ["trained", "shown", "chance"],
              roles=["cache", "k", "stream"], fmt="{:.2f}", ylabel="nats a token",
              title=f"Loss {data['loss']:.2f}"),

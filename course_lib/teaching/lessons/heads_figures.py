@@ -197,7 +197,8 @@ def draw_growth(
     roles = ("k", "cache", "v", "scores")
     for (name, values), role in zip(curves.items(), roles, strict=True):
         ax.plot(tokens, values, color=ROLE[role])
-        ax.annotate(name, (tokens[-1], values[-1]), (6, -3), textcoords="offset points",
+        ax.annotate(name, (tokens[-1], values[-1]), (6, -9 if role == "v" else 0),
+                    textcoords="offset points",
                     fontsize=SMALL, color=ROLE[role])  # fmt: skip
     for name, value in limits.items():
         ax.plot(tokens, [value] * len(tokens), color=ROLE["stream"], linestyle="--", linewidth=1)
