@@ -36,7 +36,7 @@ from course_lib import (
     new_caches,
     next_token_loss,
 )
-from course_lib.model import RotaryTable, split_heads
+from course_lib.model import RotaryTable, merge_heads, split_heads
 
 # %% id="setup-more" slideshow={"slide_type": "skip"}
 from course_lib.teaching import check, diagrams, theme
@@ -130,7 +130,7 @@ for K in (8, 4, 2, 1):
     q = apply_rope(split_heads(layer.W_q(x), 8), cos, sin)
     k = apply_rope(split_heads(layer.W_k(x), K), cos, sin)
     v = split_heads(layer.W_v(x), K)
-    out = layer.W_o(grouped_attention(q, k, v).transpose(1, 2).flatten(2))
+    out = layer.W_o(merge_heads(grouped_attention(q, k, v)))
     weights = sum(p.numel() for p in layer.parameters())
     print(f"K = {K}: k and v {tuple(k.shape)}, {weights:>6,} weights, as the library: "
           f"{torch.allclose(out, layer(x, cos, sin), atol=1e-5)}")  # fmt: skip
@@ -459,7 +459,7 @@ for devices in (4, 8, 16):
     for mine, needed in lesson.heads_by_device(16, 8, devices):
         heads = grouped_attention(q[:, mine], k[:, needed], v[:, needed])
         rows = attn.W_o.weight.unflatten(1, (16, 8))[:, mine].flatten(1)
-        parts = parts + heads.transpose(1, 2).flatten(2) @ rows.T  # the sum over devices
+        parts = parts + merge_heads(heads) @ rows.T  # the sum over devices
         held += 2 * len(needed) * 8
     same = torch.allclose(parts, attn(x, cos8, sin8), atol=1e-5)
     print(f"{devices:>2} devices: sum of their outputs right: {same}; {held} values a token kept "
@@ -643,7 +643,7 @@ def by_hand(x, cos, sin, cache):
     q_rope, k_rope = apply_rope(q_rope, cos, sin), apply_rope(k_rope, cos, sin)
     U_k, U_v = (W.weight.unflatten(0, (4, -1)) for W in (mla.W_uk, mla.W_uv))
     heads = absorbed_attention(q_nope, q_rope, mla.kv_norm(latent), k_rope, U_k, U_v, cache)
-    return heads.transpose(1, 2).flatten(2) @ mla.W_o.weight.T
+    return merge_heads(heads) @ mla.W_o.weight.T
 
 
 want = mla(x, cos, sin)
