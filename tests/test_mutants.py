@@ -503,19 +503,19 @@ MUTANTS = {
     ),
     "alpha has another default": (
         "training/objective.py",
-        "    model, router_logits: list[Tensor], alpha: float = 0.01,",
+        "    model, router_logits: list[Tensor], alpha: float = ALPHA,",
         "    model, router_logits: list[Tensor], alpha: float = 0.001,",
         [loop.test_alpha_weighs_the_balance_loss_and_dense_models_have_none],
     ),
     "alpha of one layer has another default": (
         "training/objective.py",
-        "    n_experts: int,\n    alpha: float = 0.01,",
+        "    n_experts: int,\n    alpha: float = ALPHA,",
         "    n_experts: int,\n    alpha: float = 0.02,",
         [loop.test_alpha_weighs_the_balance_loss_and_dense_models_have_none],
     ),
     "alpha of the step has another default": (
         "training/loop.py",
-        "    targets: Tensor | None = None,\n    alpha: float = 0.01,",
+        "    targets: Tensor | None = None,\n    alpha: float = ALPHA,",
         "    targets: Tensor | None = None,\n    alpha: float = 0.02,",
         [spec.test_training_step_and_prompt],
     ),

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from course_lib.model.checks import is_number, require
 
-from .objective import balance_loss, next_token_loss
+from .objective import ALPHA, balance_loss, next_token_loss
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class StepReport:
     grad_norm: float  # of cross_entropy + aux, over all parameters, before clipping
 
 
-def losses(model, ids: Tensor, targets: Tensor | None = None, alpha: float = 0.01, forward=None):
+def losses(model, ids: Tensor, targets: Tensor | None = None, alpha: float = ALPHA, forward=None):
     """Cross-entropy (nats a token) and balance loss of a batch ids (B, T).
 
     targets (B, T) defaults to ids: the real objective, shifted inside. forward is the model
@@ -42,7 +42,7 @@ def training_step(
     optimizer,
     ids: Tensor,
     targets: Tensor | None = None,
-    alpha: float = 0.01,
+    alpha: float = ALPHA,
     max_norm: float | None = None,
     forward=None,
 ) -> StepReport:

@@ -7,6 +7,7 @@ from torch import Tensor
 from course_lib.model.checks import is_number, require
 
 IGNORED = -100
+ALPHA = 0.01  # weight of the balance loss beside the loss of the next token
 
 
 def check_targets(logits: Tensor, ids: Tensor, ignore_index: int):
@@ -40,7 +41,7 @@ def load_balancing_loss(
     router_logits: Tensor,
     topk_idx: Tensor,
     n_experts: int,
-    alpha: float = 0.01,
+    alpha: float = ALPHA,
     divide_by_k: bool = False,
     real: Tensor | None = None,
 ) -> Tensor:
@@ -67,7 +68,7 @@ def load_balancing_loss(
 
 
 def balance_loss(
-    model, router_logits: list[Tensor], alpha: float = 0.01, real: Tensor | None = None
+    model, router_logits: list[Tensor], alpha: float = ALPHA, real: Tensor | None = None
 ) -> Tensor:
     """The sum of load_balancing_loss over the MoE layers, each by itself: joined, one
     layer's crowding could cancel another's. Zero for a dense model. Module 12."""
