@@ -277,6 +277,21 @@ def test_refresh_twice_changes_no_byte(tiny, capsys):
     assert (tiny / "01_tiny.ipynb").read_bytes() == first
 
 
+def test_refresh_keeps_the_timing_of_a_cell_that_is_not_compared(tiny, capsys):
+    source = SOURCE.replace('["float-tolerance"]', '["nbval-ignore-output"]')
+    source = source.replace("show(x)", "import time; print(time.time_ns())")
+    (tiny / "src/01_tiny.py").write_text(source, encoding="utf-8")
+    assert notebooks.refresh(tiny, ["01_tiny"], jobs=1) == 0
+    first = (tiny / "01_tiny.ipynb").read_bytes()
+    assert notebooks.refresh(tiny, ["01_tiny"], jobs=1) == 0
+    assert (tiny / "01_tiny.ipynb").read_bytes() == first
+    edited = source.replace("print(time", "print('edited', time")
+    (tiny / "src/01_tiny.py").write_text(edited, encoding="utf-8")
+    assert notebooks.refresh(tiny, ["01_tiny"], jobs=1) == 0
+    assert "text changed in: picture" in capsys.readouterr().out
+    assert any("edited" in output.text for output in stored(tiny).cells[2].outputs)
+
+
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [("1 / 0", "ZeroDivisionError: division by zero"), ("import os; os._exit(1)", "kernel died")],

@@ -43,6 +43,7 @@ def refresh(folder: Path, names: list[str], jobs: int) -> int:
         return 1
     for path, (fresh, _, seconds) in zip(paths, runs, strict=True):
         stored = read_stored(path)
+        keep_uncompared(stored, fresh)
         state = "written" if write_if_changed(path, fresh) else "unchanged"
         changed = changed_texts(stored, fresh)
         tail = f", text changed in: {', '.join(changed)}" if changed else ""
@@ -98,6 +99,18 @@ def run(path: Path) -> tuple[NotebookNode | None, str, float]:
     except (OSError, ValueError, RuntimeError) as error:
         return None, str(error), time.perf_counter() - start
     return normalise(notebook), "", time.perf_counter() - start
+
+
+def keep_uncompared(stored: NotebookNode, fresh: NotebookNode) -> None:
+    """Leave the stored outputs of cells that nbval does not compare, such as timings.
+
+    So a second refresh changes no byte; an edited cell takes its new outputs."""
+    before = {cell.id: cell for cell in stored.cells}
+    for cell in fresh.cells:
+        old = before.get(cell.id)
+        tagged = "nbval-ignore-output" in cell.metadata.get("tags", [])
+        if tagged and old and old.source == cell.source and old.outputs:
+            cell.outputs = old.outputs
 
 
 def read_stored(path: Path) -> NotebookNode:

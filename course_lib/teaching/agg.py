@@ -1,8 +1,10 @@
 """Panels drawn by matplotlib: the stored picture, where no kernel and no browser widget runs."""
 
 import io
+import re
 import textwrap
 from dataclasses import dataclass
+from itertools import pairwise
 
 import matplotlib
 import numpy as np
@@ -119,7 +121,9 @@ def name_axes(ax: Axes, box: Box, below: float, panel):
 def plan_labels(labels: list[str], named: bool, cell: float) -> tuple[int, bool, float]:
     """Every how many labels are written, whether slanted, and the pixels that they take."""
     most = text_width(labels)
-    if most + 6 <= cell:
+    written = [i for i, label in enumerate(labels) if label]
+    apart = min((b - a for a, b in pairwise(written)), default=len(labels))
+    if most + 6 <= cell * apart:  # an empty label leaves its room to its neighbours
         return 1, False, TEXT_LINE
     if named and cell >= 13:
         return 1, True, 0.71 * most + 12
@@ -193,6 +197,7 @@ def draw_tiles(box: Box, panel: Heat, tiles: np.ndarray, hidden: np.ndarray) -> 
     if panel.square if panel.square is not None else rows == columns:
         cell = min(w / columns, h / rows)
         w, h = cell * columns, cell * rows
+    names = tile_names(panel.names, w + TILE_GAP)
     for i in range(n):
         x = box.x + (i % across) * (w + TILE_GAP)
         y = box.y + head + (i // across) * (h + head)
@@ -200,12 +205,20 @@ def draw_tiles(box: Box, panel: Heat, tiles: np.ndarray, hidden: np.ndarray) -> 
         ax = place.axes()
         paint(ax, panel, tiles[i], hidden[i], i, w / columns, h / rows)
         ax.set(xticks=[], yticks=[])
-        place.write(0, -4, panel.names[i], va="bottom", color=INK)
+        place.write(0, -4, names[i], va="bottom", color=INK)
     width, height = across * (w + TILE_GAP) - TILE_GAP, down * (h + head) - head
     total = Box(box.fig, box.x, box.y + head, width, height)
     total.write(total.w / 2, total.h + 2, panel.xlabel, color=FAINT, va="top", ha="center")
     total.write(-TEXT_LINE, total.h / 2, panel.ylabel, color=FAINT, rotation=90, va="center")
     return total
+
+
+def tile_names(names: list[str], width: float) -> list[str]:
+    """The names, or their numbers where "h 12" does not fit on a tile."""
+    numbers = [re.fullmatch(r"\D+(\d+)", name) for name in names]
+    if text_width(names) <= width or not all(numbers):
+        return names
+    return [number[1] for number in numbers]
 
 
 def tiles_across(n: int, rows: int, columns: int, width: float, height: float, head: float) -> int:
@@ -272,6 +285,8 @@ def write_cells(ax: Axes, panel: Heat, texts: list[str], shown):
 
 def add_scale(cells: Box, panel: Heat, limits: list[str]):
     """A bar of the colours beside the cells, with both ends of the range."""
+    if cells.h < 2 * TEXT_LINE:
+        return  # no room for its two numbers
     bar = Box(cells.fig, cells.x + cells.w + 12, cells.y, 10, cells.h)
     ax = bar.axes()
     ramp = np.linspace(1, 0, 128)[:, None]

@@ -8,9 +8,11 @@ import ipywidgets
 import traitlets
 
 from course_lib.model.checks import require
+from course_lib.teaching.panels import compact
 
 LABEL_WIDTH = "190px"
-FEW_OPTIONS, SHORT_OPTIONS = 4, 26  # at most so many, so long in all: buttons, else a menu
+FEW_OPTIONS, BUTTONS_WIDTH = 4, 205  # at most so many, in so many pixels: buttons, else a menu
+CHARACTER, BUTTON_FRAME = 7.5, 20  # pixels of a letter, and of a button round its letters
 SAMPLE_TEXTS = ("a", "The cat sat on the mat.", "naïve café 你好", "   ", "x" * 40)
 
 
@@ -34,6 +36,13 @@ class Control:
             "style": {"description_width": LABEL_WIDTH},
             "layout": ipywidgets.Layout(width="100%", min_width="300px", margin="0"),
         }
+
+
+def readout(value) -> str:
+    """A number as it fits beside its slider: 10,000 and 1,048,576 in full, 100,000,000 as 100M."""
+    if isinstance(value, int | float) and abs(value) >= 10_000 and value == int(value):
+        return compact(value) if abs(value) >= 10_000_000 else f"{value:,.0f}"
+    return str(value)
 
 
 def is_whole(*values) -> bool:
@@ -110,7 +119,8 @@ class Slider(Control):
     def widget(self, name: str):
         common, options = self.common(name), self.options()
         if options:
-            return ipywidgets.SelectionSlider(options=options, value=self.default, **common)
+            pairs = [(readout(value), value) for value in options]
+            return ipywidgets.SelectionSlider(options=pairs, value=self.default, **common)
         kind = ipywidgets.IntSlider if self.whole else ipywidgets.FloatSlider
         if not self.whole:
             decimals = max(0, -math.floor(math.log10(self.grid) + 1e-9))
@@ -162,7 +172,8 @@ class Choice(Control):
 
     def widget(self, name: str):
         labels = [str(option) for option in self.options]
-        few = len(labels) <= FEW_OPTIONS and sum(map(len, labels)) <= SHORT_OPTIONS
+        width = CHARACTER * sum(map(len, labels)) + BUTTON_FRAME * len(labels)
+        few = len(labels) <= FEW_OPTIONS and width <= BUTTONS_WIDTH
         kind = ipywidgets.ToggleButtons if few else ipywidgets.Dropdown
         pairs = list(zip(labels, self.options, strict=True))
         common = self.common(name)
@@ -231,8 +242,13 @@ class StepButton(ipywidgets.HBox):
 
     def __init__(self, limit: int, caption: str, tooltip: str):
         self.limit, self.caption = limit, caption
-        self.more = ipywidgets.Button(description=caption, tooltip=tooltip, button_style="primary")
-        self.over = ipywidgets.Button(description="start over", tooltip="back to step 0")
+        wide = {"width": "auto"}  # as wide as what stands on it
+        self.more = ipywidgets.Button(
+            description=caption, tooltip=tooltip, button_style="primary", layout=wide
+        )
+        self.over = ipywidgets.Button(
+            description="start over", tooltip="back to step 0", layout=wide
+        )
         self.more.on_click(lambda button: self.move(self.value + 1))
         self.over.on_click(lambda button: self.move(0))
         # the buttons stand under the fields of the other controls, not under their labels

@@ -84,7 +84,7 @@ show(
 #
 # Four tokens, three channels, one head, no mask. We shuffle the tokens and compare.
 
-# %% id="blind-build" slideshow={"slide_type": "skip"}
+# %% id="blind-build" tags=["output-only"]
 torch.manual_seed(0)
 X = torch.randn(4, 3, dtype=torch.float64)
 W_q, W_k, W_v = torch.randn(3, 3, 3, dtype=torch.float64)
@@ -115,7 +115,7 @@ print("equal after averaging tokens: ", torch.allclose(attend(X[order]).mean(0),
 # The middle step holds because softmax works on each row alone and does not care in which order
 # the entries stand; the last because $P^\top P = I$. Let us check each step, with $P$ itself.
 
-# %% id="blind-steps" slideshow={"slide_type": "skip"}
+# %% id="blind-steps" tags=["output-only"]
 P = torch.eye(4, dtype=torch.float64)[order]
 S = (X @ W_q) @ (X @ W_k).T
 print("P X is X in the new order:   ", torch.equal(P @ X, X[order]))
@@ -185,10 +185,12 @@ print("position 2 of 2 as a share of the length:", 2 / 2, "| position 2 of 4:", 
 #
 # **One sine** is bounded and needs no length. No two whole positions get exactly the same sine,
 # since no multiple of $\pi$ is a whole number. But positions come *arbitrarily near*, and a model
-# that computes with a few digits cannot tell them apart. Which two of the first thousand are the
-# worst?
+# that computes with a few digits cannot tell them apart.
 
-# %% id="count-near" slideshow={"slide_type": "skip"}
+# %% [markdown] id="count-near-text"
+# Which two of the first thousand positions does each code confuse most?
+
+# %% id="count-near" tags=["output-only"]
 positions = torch.arange(1001)
 i, j, gap = lesson.closest_pair(positions.double().sin().unsqueeze(1))
 print(f"one sine:        positions {i} and {j} differ by {gap:.2e}")
@@ -268,7 +270,7 @@ explorables.sinusoid_explorable()
 # that.
 
 
-# %% id="shift-matrix" slideshow={"slide_type": "skip"}
+# %% id="shift-matrix" tags=["output-only"]
 def shift_matrix(k, d, base=10000.0):
     M = torch.zeros(d, d, dtype=torch.float64)
     for i, w in enumerate(inverse_frequencies(d, base).tolist()):
@@ -324,7 +326,7 @@ for p in (5, 30, 100):
 # the score except through their difference. Nothing was learned and nothing approximated.
 
 
-# %% id="turn-pair" slideshow={"slide_type": "skip"}
+# %% id="turn-pair" tags=["output-only"]
 def R(angle):
     return torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
 
@@ -449,8 +451,10 @@ for layer in range(4):
 # on they differ: not because RoPE fails, but because the two places have different pasts.
 
 # %% [markdown] id="turn-turn" slideshow={"slide_type": "slide"}
-# **Turn it.** Move the query alone, then both together. Which bars answer to one more token, which
-# only to hundreds?
+# ### Turn it
+#
+# Move the query alone, then both together. Which bars answer to one more token, which only to
+# hundreds?
 
 # %% id="turn-explorable"
 explorables.clock_explorable()
@@ -486,7 +490,7 @@ my_rope = check("rotate_heads", my_rope).use
 # own Llama files. Both keep lengths and both make scores depend on distance, so only plain values
 # can tell them apart.
 
-# %% id="layout-literal" slideshow={"slide_type": "skip"}
+# %% id="layout-literal" tags=["output-only"]
 x = torch.arange(1.0, 9.0).view(1, 8)
 angle = torch.tensor([[3.0]]) * inverse_frequencies(8, 10000.0).float()  # position 3
 half = apply_rope(x, angle.cos(), angle.sin(), "half")
@@ -661,7 +665,12 @@ show(
 # A model that is trained on long texts from the start needs none of this: its theta is chosen
 # larger.
 
-# %% id="stretch-figure" slideshow={"slide_type": "slide"}
+# %% [markdown] id="stretch-figure-text" slideshow={"slide_type": "slide"}
+# ### What the four rules do to each pair
+#
+# A head of `128` channels, theta `500,000`, stretched by 8. At 1 a pair keeps its speed.
+
+# %% id="stretch-figure"
 d, theta, factor, length = 128, 5e5, 8.0, 8192
 plain = inverse_frequencies(d, theta)
 rules = {
@@ -868,8 +877,8 @@ print(
     "proportional is the fast end of the full ladder:", torch.equal(proportional[:64], whole[:64])
 )
 
-# %% id="part-figure" slideshow={"slide_type": "skip"}
-fig, ax = figure(10.5, 3.8)
+# %% id="part-figure"
+fig, ax = figure(10.5, 2.8)
 ax.plot(2 * math.pi / whole, ":", color=ROLE["stream"], label="full ladder, 256 pairs")
 ax.plot(2 * math.pi / partial, "--", color=ROLE["k"], label="partial: a full ladder on fewer pairs")
 ax.plot(2 * math.pi / proportional[:64], color=ROLE["q"], label="proportional: its fast end only")
@@ -1266,7 +1275,12 @@ losses = {
 for name, loss in losses.items():
     print(f"{name:21} {loss:.3f}")
 
-# %% id="real-bars" slideshow={"slide_type": "slide"}
+# %% [markdown] id="real-bars-text" slideshow={"slide_type": "slide"}
+# ### Nothing but the rotation is changed
+#
+# SmolLM2-135M-Instruct reads one paragraph. **Queries and keys that disagree cost most.**
+
+# %% id="real-bars"
 fig, ax = figure(10.5, 4.2)
 roles = ["stream"] * 3 + ["scores"] * 3 + ["k"] * 2
 bars = ax.barh(list(losses), list(losses.values()), color=[ROLE[r] for r in roles])
@@ -1347,7 +1361,12 @@ print(f"{share:.0%} of its queries' squared length is the same vector in every t
 print("predicted from two averages:", [round(v, 1) for v in predicted[:5].tolist()])
 print("measured mean scores:       ", [round(v, 1) for v in measured[:5].tolist()])
 
-# %% id="real-head-figure" slideshow={"slide_type": "slide"}
+# %% [markdown] id="real-head-figure-text" slideshow={"slide_type": "slide"}
+# ### A head that reads the clock
+#
+# Turn its **average** query and **average** key, and no text: does that explain where it looks?
+
+# %% id="real-head-figure"
 fig, (left, right_ax) = figure(11, 3.8, ncols=2)
 left.plot(distance, predicted, color=ROLE["scores"], label="from the average query and key")
 left.plot(distance, measured, "o", color=ROLE["q"], label="measured on the paragraph")
@@ -1429,7 +1448,12 @@ for name in ("unscaled", "interpolation", "YaRN", "Llama 3"):
     print(f"{name:14}", "  ".join(f"{distance:6,}: {loss:.2f}" for distance, loss in pairs))
 print(f"without a copy to look at: {lesson.text_loss(smol, sentence):.2f}")
 
-# %% id="real-copy-figure" slideshow={"slide_type": "slide"}
+# %% [markdown] id="real-copy-figure-text" slideshow={"slide_type": "slide"}
+# ### A copy, far away
+#
+# The same tokens again, a gap of positions between the two copies. Which rule still finds them?
+
+# %% id="real-copy-figure"
 fig, ax = figure(10.5, 4.0)
 for (name, role, style) in (("unscaled", "stream", ":"), ("interpolation", "k", "--"),
                             ("YaRN", "q", "-"), ("Llama 3", "scores", "-.")):  # fmt: skip

@@ -85,7 +85,7 @@ theme.show(
 # that every token meets. We take the weights of a library layer and write every step in plain
 # torch.
 
-# %% id="build-layer"
+# %% id="build-layer" slideshow={"slide_type": "skip"}
 torch.manual_seed(1)
 cfg = Config(d_model=32, d_expert=16, n_experts=6, n_experts_active=2, n_shared_experts=1)
 layer = MoE(cfg)
@@ -101,7 +101,7 @@ print("x", tuple(x.shape), "as one list", tuple(flat.shape))
 # and takes a softmax over **those** $k$. (That is one of several conventions; section 2 compares
 # them.)
 
-# %% id="route"
+# %% id="route" tags=["output-only"]
 router_logits = flat @ w["gate.weight"].T  # (N, E)
 best = router_logits.topk(2, dim=-1)
 weights, chosen = best.values.softmax(-1), best.indices  # both (N, k)
@@ -115,11 +115,14 @@ for n in range(3):
 mine = layer.route(router_logits)
 print("as the library:", torch.allclose(weights, mine[0]), torch.equal(chosen, mine[1]))
 
-# %% [markdown] id="gather-text" slideshow={"slide_type": "skip"}
+# %% [markdown] id="gather-text" slideshow={"slide_type": "subslide"}
 # ### Gather, run, scatter
 #
 # A token alone would multiply by eight matrices of its own. An expert instead collects *its*
-# tokens into one small batch. `torch.where(chosen == e)` answers two questions at once: which
+# tokens into one small batch.
+
+# %% [markdown] id="gather-where" slideshow={"slide_type": "skip"}
+# `torch.where(chosen == e)` answers two questions at once: which
 # tokens, and in which of their $k$ slots, so that each result meets its own weight on the way
 # back.
 
@@ -141,7 +144,7 @@ for e in range(6):
 # Every token appears in exactly two of these lists. An expert may get any number of tokens, none
 # included.
 
-# %% id="build-shared"
+# %% id="build-shared" slideshow={"slide_type": "skip"}
 out = out + swiglu(flat, "shared.0")  # every token, weight 1
 y = out.view_as(x)
 equal = torch.allclose(y, layer(x)[0], atol=1e-5)
@@ -179,7 +182,7 @@ diagrams.moe(model, run, layer=1)
 #
 # Each line below makes one mistake on the same weights and the same tokens.
 
-# %% id="break"
+# %% id="break" tags=["output-only"]
 x8 = torch.randn(64, 32)
 z8 = layer.gate(x8)
 g8, c8 = layer.route(z8)
@@ -203,7 +206,7 @@ for name, wrong in slips.items():
 # **4 minutes.** Ask which of the five a shape test would catch. None. Then which would show in a
 # first loss: none either, a fresh model is equally ignorant either way.
 
-# %% [markdown] id="break-after" slideshow={"slide_type": "skip"}
+# %% [markdown] id="break-after"
 # **Order of the experts.** Running the experts one after the other and concatenating gives the
 # right rows in the wrong places: each token receives other tokens' thoughts. The remedy is to
 # carry the token's index along and scatter by it.
@@ -212,7 +215,7 @@ for name, wrong in slips.items():
 # additions. The loop over experts is safe because a token occurs at most once for each expert; all
 # slots at once need `index_add_`. A minimal case, three values for two places:
 
-# %% id="repeated"
+# %% id="repeated" tags=["output-only"]
 index, values = torch.tensor([0, 0, 1]), torch.tensor([1.0, 2, 3])
 lost, kept = torch.zeros(2), torch.zeros(2)
 lost[index] += values
@@ -224,7 +227,7 @@ print("out[index] += values", lost.tolist(), "  index_add_", kept.tolist())
 # gradient *at all* (`None`), where an optimiser or a data-parallel job may expect zeros. Running
 # it on zero rows costs nothing and gives zeros.
 
-# %% id="empty"
+# %% id="empty" slideshow={"slide_type": "skip"}
 few = torch.randn(2, 32)
 out, _ = layer(few.unsqueeze(0))
 out.sum().backward()
@@ -237,19 +240,16 @@ layer.zero_grad()
 # %% [markdown] id="conventions-text" slideshow={"slide_type": "slide"}
 # ## 2 · Whose softmax? Conventions, told apart by gradient
 #
-# Published models agree on "the top $k$ of $E$" and on little else. In `course_lib` each is a
-# `Router`:
+# Published models agree on "the top $k$ of $E$" and on little else. **None is "the" rule:**
 #
-# | `kind` | weights $g_e$ of the chosen | used by |
+# | `Router(kind)` | weights $g_e$ of the chosen | used by |
 # |---|---|---|
 # | `softmax_selected` (default here) | softmax over the $k$ chosen logits | Mixtral, gpt-oss |
 # | `softmax_all` | softmax over all $E$, chosen keep their share | Switch, OLMoE |
 # | `softmax_renormalized` | the same, divided by the sum of the chosen | Qwen3, Qwen3-Next |
 # | `sigmoid` | sigmoids, divided by the sum of the chosen | DeepSeek-V3, GLM-4.5 |
-#
-# **No one of them is "the" rule.** Which differences matter?
 
-# %% id="conventions"
+# %% id="conventions" tags=["output-only"]
 logits = torch.tensor([[1.0, 2, 3, 4]])
 for kind in ("softmax_selected", "softmax_all", "softmax_renormalized", "sigmoid"):
     g, c = route(logits, 2, Router(kind))
@@ -263,10 +263,11 @@ print("softmax twice (wrong) ", [round(v, 4) for v in twice[0].tolist()])
 # the denominator of the softmax. So a report that "model A takes the softmax before, model B after
 # the selection" may describe one and the same function. What changes the function is whether the
 # weights are renormalised at all.
-#
-# Now let each token take **one** expert.
 
-# %% id="top1"
+# %% [markdown] id="top1-text"
+# Now let each token take **one** expert, with the logits 2, 0 and -1:
+
+# %% id="top1" tags=["output-only"]
 z = torch.tensor([[2.0, 0.0, -1.0]], requires_grad=True)
 p = z.softmax(-1)
 print("softmax over all      p =", [round(v, 4) for v in p[0].tolist()])
@@ -280,7 +281,8 @@ for kind in ("softmax_all", "softmax_selected", "softmax_renormalized", "sigmoid
 # **One weight divided by itself is 1, whatever the logits.** Three of the four conventions turn
 # the router off at $k = 1$: its output is constant, so no task loss can train it. Only the full
 # softmax keeps a slope, `0.1318` for its own logit.
-#
+
+# %% [markdown] id="dead-gate-text" slideshow={"slide_type": "skip"}
 # Does this really happen inside a layer? Here is the gradient of the gate in one layer, with only
 # the convention changed.
 
@@ -321,7 +323,7 @@ EXPLORABLES["moe_conventions"]()
 # logits cross, an expert is exchanged for another, at any $k$ below $E$. The next cell moves one
 # logit across such a boundary.
 
-# %% id="jump"
+# %% id="jump" slideshow={"slide_type": "skip"}
 torch.manual_seed(3)
 row = torch.randn(1, 32)
 for k in (1, 2):
@@ -368,7 +370,7 @@ for name, (g, c) in {
 # The groups hold a trap as well. A closed group must be masked with $-\infty$. Masked with 0, it
 # wins as soon as all open experts rank below 0, which a negative bias makes possible:
 
-# %% id="groups"
+# %% id="groups" slideshow={"slide_type": "skip"}
 grouped = Router("sigmoid", selection_bias=True, n_groups=2, n_groups_active=1)
 logits, bias = torch.tensor([[1.0, 2, 0, 0.5]]), torch.full((4,), -2.0)
 ranked = logits.sigmoid() + bias
@@ -402,9 +404,8 @@ biased_routing = check("biased_routing", biased_routing).use
 # ## 3 · Loop, sort, grouped product: three ways, one sum
 #
 # The loop asks $E$ times "who is mine?". Sorting asks once: order all $N k$ slots by expert, and
-# each expert's tokens lie in one slice. A *grouped* matrix product then multiplies every slice by
-# its own matrix in a single call. This "dropless" form is what GPU kernels for mixtures of experts
-# compute (MegaBlocks, arXiv 2211.15841).
+# each expert's tokens lie in one slice. A *grouped* matrix product multiplies every slice by its
+# own matrix in one call, as the "dropless" GPU kernels do (MegaBlocks, arXiv 2211.15841).
 
 
 # %% id="forms"
@@ -424,7 +425,7 @@ def combine_grouped(stacks, flat, weights, chosen):
     return torch.zeros_like(flat).index_add(0, token, ran)
 
 
-# %% id="forms-equal"
+# %% id="forms-equal" tags=["output-only"]
 torch.manual_seed(0)
 wide = MoE(Config(d_model=64, d_expert=32, n_experts=128, n_experts_active=4))
 tokens = torch.randn(256, 64)
@@ -477,7 +478,7 @@ for name, t in measured.items():
 # softmax.
 
 
-# %% id="balance"
+# %% id="balance" tags=["output-only"]
 def cost(logits, k, alpha=0.01, divide_by_k=False):
     chosen = logits.topk(k).indices
     return load_balancing_loss(logits, chosen, logits.shape[1], alpha, divide_by_k).item()
@@ -496,17 +497,18 @@ print(f"all on one expert, k = 1  {cost(one, 1):.4f}   = alpha E")
 # **6 minutes.** Write f and P on the board for the crowded case. Ask which of the two a gradient
 # can reach, and what happens if both were probabilities.
 
-# %% [markdown] id="balance-after" slideshow={"slide_type": "skip"}
+# %% [markdown] id="balance-after"
 # **Two conventions.** If $f_e$ is the number of selections of expert $e$ *a token*, the $f_e$ sum
 # to $k$ and even use costs $\alpha k$. That is the library's default, and that of the Hugging Face
 # implementations. If $f_e$ is the share of *slots*, they sum to 1 and even use costs $\alpha$. A
 # loss of `0.0200` is perfect in one and twice the floor in the other, so say which one you log.
-#
+
+# %% [markdown] id="balance-gradient-text" slideshow={"slide_type": "skip"}
 # How can such a loss train anything, when counting has no gradient? Only $P$ carries one. With $f$
 # held fixed, $\partial \mathcal L / \partial z = \alpha E \sum_e f_e\, \partial P_e / \partial z$:
 # the busier an expert, the more a gradient step takes from its probability.
 
-# %% id="balance-gradient"
+# %% id="balance-gradient" slideshow={"slide_type": "skip"}
 z = torch.tensor([[2.0, 1, 0, 0], [2, 0, 1, 0], [2, 0, 0, 1], [0, 2, 1, 0]], requires_grad=True)
 for k in (1, 2):
     loss = load_balancing_loss(z, z.topk(k).indices, 4, alpha=1.0)
@@ -761,11 +763,11 @@ print("experts that serve every token all the same:", len(layer.shared))
 # Two kinds of router: one whose tokens choose evenly and independently, and one with a *skew*,
 # where the log odds of an expert are normal with standard deviation 1. Means over several seeds.
 
-# %% id="drops"
+# %% id="drops" tags=["output-only"]
 shapes = ((4096, 8, 2, 30), (256, 8, 2, 30), (4096, 128, 8, 4), (4096, 256, 8, 4))
 factors = (1.0, 1.25, 2.0)
-print(f"{'':22} {'even':^22} {'skewed':^22}")
-print(f"{'capacity factor':22}" + 2 * " ".join(f"{c:>7}" for c in factors))
+print(f"{'':24}{'even':^23} {'skewed':^23}")
+print(f"{'capacity factor':24}" + " ".join(f"{c:>7}" for c in 2 * factors))
 for N, E, k, seeds in shapes:
     cells = []
     for skew in (0.0, 1.0):
@@ -776,7 +778,7 @@ for N, E, k, seeds in shapes:
             cells.append(sum(lesson.dropped_share(load, C) for load in loads) / seeds)
     print(f"N={N:<5} E={E:<4} k={k:<4}   " + " ".join(f"{s:>7.1%}" for s in cells))
 
-# %% [markdown] id="drops-after" slideshow={"slide_type": "skip"}
+# %% [markdown] id="drops-after"
 # A capacity factor of 1 is the *average* demand, not an even distribution. Even a perfectly fair
 # router drops a little, because chance alone fills some buffers and leaves others with holes; more
 # so for small batches (the second line). A skewed one drops about a third, and doubling the
@@ -834,7 +836,7 @@ print(f"8 x 8192 = {8 * 8192:,} hidden units, 256 x 2048 = {256 * 2048:,}: not o
 # Trinity take only 4 experts a token and keep them wide, since larger products run more
 # efficiently.
 
-# %% id="fine-explore"
+# %% id="fine-explore" slideshow={"slide_type": "skip"}
 EXPLORABLES["moe_combinations"]()
 
 # %% [markdown] id="shared-text" slideshow={"slide_type": "skip"}
@@ -887,7 +889,7 @@ print(f"active without the shared expert (forgotten): {c.active - c.shared:,}")
 # The left numbers are the makers' own, rounded as they round. The right ones are counted by the
 # library from the published configuration alone.
 
-# %% id="real"
+# %% id="real" tags=["output-only"]
 heads = ("experts", "as published", "counted", "active", "- embed.", "share")
 print(f"{'':17}" + "".join(f"{head:>13}" for head in heads))
 names = ("DeepSeek-V3", "Kimi-K2", "GLM-4.5", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "gpt-oss-120b",
@@ -1007,7 +1009,7 @@ EXPLORABLES["moe_models"]()
 # it into $E$ experts of equal width after the fact, and their sum is the layer exactly. How few of
 # them does a token need?
 
-# %% id="smol-load"
+# %% id="smol-load" tags=["output-only"]
 from course_lib.zoo.smollm2 import load_smollm2
 
 smol, tokenizer = load_smollm2()
@@ -1036,7 +1038,7 @@ print("12 experts, all running = the dense layer:", torch.allclose(pieces, y15, 
 # for all tokens.
 
 
-# %% id="smol-one"
+# %% id="smol-one" tags=["output-only"]
 @torch.no_grad()
 def error_of(experts, share, choice="largest"):
     kept = lesson.TopKOfSwiGLU(ffn, experts, round(experts * share), choice)(seen["x"])
@@ -1047,11 +1049,18 @@ shares = (1 / 12, 1 / 4, 1 / 2, 3 / 4)
 cuts = {"12 experts": (12, "largest"), "192 experts": (192, "largest"),
         "1536 experts": (1536, "largest"), "192, a fixed set": (192, "fixed")}  # fmt: skip
 errors = {name: {s: error_of(E, s, choice) for s in shares} for name, (E, choice) in cuts.items()}
+print(f"{'relative error, running':24}" + "".join(f"{s:>8.0%}" for s in shares))
 for name, curve in errors.items():
-    print(f"{name:18}", ", ".join(f"{s:>4.0%} run: error {e:.3f}" for s, e in curve.items()))
+    print(f"{name:24}" + "".join(f"{e:>8.3f}" for e in curve.values()))
 
 
-# %% id="smol-all" slideshow={"slide_type": "subslide"}
+# %% [markdown] id="smol-all-text" slideshow={"slide_type": "subslide"}
+# ### The whole model, cut
+#
+# Now all layers are cut at once, and the loss is measured on the same text.
+
+
+# %% id="smol-all"
 def loss_of(experts, choice, share):
     cut = lesson.cut_into_experts(smol, range(30), experts, round(experts * share), choice)
     with torch.no_grad(), cut:
@@ -1059,7 +1068,7 @@ def loss_of(experts, choice, share):
 
 
 losses = {name: {s: loss_of(*cut, s) for s in (1 / 4, 1 / 2)} for name, cut in cuts.items()}
-fig, axes = theme.figure(12, 3.8, ncols=2)
+fig, axes = theme.figure(12, 3.5, ncols=2)
 with_dense = {name: curve | {1.0: dense_loss} for name, curve in losses.items()}
 figures.draw_kept({"error": errors, "loss": with_dense}, axes, dense_loss)
 theme.save(fig, "12_smollm2_cut")
@@ -1079,7 +1088,8 @@ theme.show(
 # this text shows. The dense layer *is* sparse, unit by unit and token by token; but its busy units
 # are scattered, because nothing in training asked them to lie together. Neighbouring units share a
 # number and no task.
-#
+
+# %% [markdown] id="smol-limits" slideshow={"slide_type": "skip"}
 # And the choice must depend on the token: the fixed set loses far more than the oracle of the same
 # cut.
 #

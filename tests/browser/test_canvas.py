@@ -142,6 +142,33 @@ def test_bars_and_lines_say_their_values(shown):
     assert told == {"m 1: a 0.5 · b 1", "m 2: a 0.25 · b none", "m 4: a 0.125 · b 3"}
 
 
+def test_nothing_is_cut_at_the_edge_of_a_panel(shown):
+    lines = Lines([0, 1e5, 2e5], {"a": [0, 1, 2]}, width=0.5)
+    full = Bars([1, 0.5], "ab", limits=(0, 1), fmt="{:.2f}", roles=["k", "k"], width=0.5)
+    many = Bars(np.ones(300), list(map(str, range(300))), mark=299, show_values=False)
+    page = shown([[lines, full], [many]])
+    for index in range(3):
+        ink = pixels(page, index)[..., 3] > 0
+        strip = ink[-17:] if index != 1 else ink.T  # tick labels, or the number above a bar
+        assert not strip[:, -1 if index != 1 else 0].any(), index
+
+
+def test_a_row_names_each_tensor_and_a_tile_its_number(shown):
+    names = [f"block {i}" for i in range(14)]
+    low = Heat(np.eye(14, 40), yticks=names, square=False, title="low", height=1.4)
+    tiles = Heat(np.zeros((16, 3, 3)), names=[f"h {i}" for i in range(16)], width=0.5)
+    words = "() => window.written"
+    spy = "const f = CanvasRenderingContext2D.prototype.fillText; window.written = [];"
+    spy += "CanvasRenderingContext2D.prototype.fillText = function (t, ...at) {"
+    spy += "window.written.push(t); return f.call(this, t, ...at); };"
+    page = shown([[low], [tiles, Note("")]])
+    page.evaluate(f"() => {{ {spy} }}")
+    page.set_viewport_size({"width": 480, "height": 700})
+    page.wait_for_function("() => window.written.includes('15')")
+    assert {str(i) for i in range(16)} <= set(page.evaluate(words))
+    assert set(names) <= set(page.evaluate(words))
+
+
 def test_a_click_and_the_arrow_keys_pick(shown):
     heat = Heat(np.eye(3), pick={"x": "token"}, mark=(1, 1), square=False)
     page = shown([heat, Bars([1, 2, 3], "abc", pick={"x": "expert"})])

@@ -139,6 +139,19 @@ def test_each_control_makes_its_widget():
     assert not Text("hello").widget("x").continuous_update
 
 
+def test_a_readout_fits_beside_its_slider():
+    slider = Slider(10_000, values=(8, 0.5, 10_000, 2**20, 10**8)).widget("theta")
+    assert [label for label, _ in slider.options] == ["8", "0.5", "10,000", "1,048,576", "100M"]
+    assert slider.value == 10_000
+
+
+def test_options_that_do_not_fit_in_a_line_become_a_menu():
+    kinds = {("RTX 4090", "H100", "H200"): "ToggleButtons"}
+    kinds |= {("bfloat16", "float16", "float32"): "Dropdown", tuple("abcde"): "Dropdown"}
+    for options, kind in kinds.items():
+        assert type(Choice(options[0], options).widget("x")).__name__ == kind, options
+
+
 def test_log_sliders_hold_their_ends_and_default():
     assert Slider(6, 1, 20, log=True).options() == (1, 2, 3, 4, 6, 8, 12, 16, 20)
     tenths = Slider(0.25, 0.01, 10.0, log=True).options()

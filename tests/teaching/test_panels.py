@@ -212,6 +212,23 @@ def test_tiles_stand_side_by_side_as_they_come_out_largest():
     assert agg.tiles_across(4, 10, 10, 300, 340, 20) == 2
 
 
+def test_tiles_too_narrow_for_their_names_keep_the_number():
+    assert agg.tile_names(["h 9", "h 10"], 60) == ["h 9", "h 10"]
+    assert agg.tile_names(["h 9", "h 10"], 20) == ["9", "10"]
+    assert agg.tile_names(["query 0 to 0", "query 1 to 0"], 20) == ["query 0 to 0", "query 1 to 0"]
+
+
+def test_labels_far_apart_stay_flat():
+    assert agg.plan_labels(["", "", "30", "", "", "60"], True, 14) == (1, False, agg.TEXT_LINE)
+    assert agg.plan_labels(["30", "60", "90"], True, 14)[1]
+
+
+def test_a_colour_bar_too_low_for_its_numbers_is_left_out():
+    assert len(axes_of(Heat(np.eye(9), square=False))) == 2
+    fig = agg.draw([[Heat(np.ones((1, 30)), square=True)]], 600, 120)
+    assert len(fig.axes) == 1
+
+
 def test_every_role_has_a_colour():
     for role in (*ROLE, "expert 3", "expert 11"):
         (ax,) = axes_of(Bars([1], "a", roles=[role]))

@@ -153,7 +153,7 @@ def view_parameters(data: ParameterCount, E, k):
     share, naive = data.active / data.total, k / E
     return [
         Bars(stacked, ["stored", "active"], names=list(ROLES), roles=list(ROLES.values()),
-             ylabel="billions of weights", fmt="{:.3g}", width=1.4,
+             ylabel="billions of weights", fmt="compact", width=1.4,
              title=f"{in_words(data.active)} of {in_words(data.total)} meet a token"),
         Bars([100 * share, 100 * naive], ["active share", "k / E"], roles=["router", "stream"],
              ylabel="% of all weights", fmt="{:.1f}", limits=(0, 112),
@@ -421,7 +421,7 @@ QUANTITIES = {
     "active, billions": lambda m: m.active,
     "k / E, %": lambda m: 100 * m.n_experts_active / m.n_experts,
     "log10 of the choices": lambda m: math.log10(math.comb(m.n_experts, m.n_experts_active)),
-    "expert width / stream width": lambda m: m.d_expert / m.d_model,
+    "expert / stream width": lambda m: m.d_expert / m.d_model,
 }
 
 

@@ -440,6 +440,7 @@ def ladder_explorable() -> Explorable:
              data["rope"].fraction < 1 or bool((data["wave"] > data["plain"] * (1 - 1e-9)).all())),
             ("some pair turns", bool(np.isfinite(data["wave"]).any())),
         ],
+        height=350,
     )  # fmt: skip
 
 

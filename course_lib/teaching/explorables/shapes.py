@@ -98,8 +98,9 @@ def compute(bank: WeightBank, batch, tokens, heads, kv_heads, experts, top_k, la
 def light(stage: Stage) -> Stage:
     """The stage with its shape; values only of the weights that a panel shows."""
     shown = stage.name == "blocks.1.attn.weights"
-    value = stage.value[:1].clone() if shown else torch.empty(stage.shape, device="meta")
-    return Stage(stage.name, stage.axes, value, stage.flops, stage.source)
+    value = stage.value[:1].clone() if shown else torch.empty((), device="meta")
+    # expanded, not copied: the shape stays that of the whole batch
+    return Stage(stage.name, stage.axes, value.expand(stage.shape), stage.flops, stage.source)
 
 
 def view(data: Computed, heads: int, kv_heads: int):
@@ -112,14 +113,23 @@ def view(data: Computed, heads: int, kv_heads: int):
 def shapes_panel(data: Computed) -> Note:
     """Every stage from ids to logits; of the blocks, the second."""
     listed = [s for s in data.recorded if not s.name.startswith("blocks.0.")]
-    entries = [f"{short(s.name):19}{s.axes:8}{s.shape}" for s in listed]
-    high = -(-len(entries) // COLUMNS)
-    columns = [entries[i : i + high] for i in range(0, len(entries), high)]
+    high = -(-len(listed) // COLUMNS)
+    columns = [aligned(listed[i : i + high]) for i in range(0, len(listed), high)]
     columns[-1] += [""] * (high - len(columns[-1]))
-    lines = ["".join(f"{e:44}" for e in line).rstrip() for line in zip(*columns, strict=True)]
+    lines = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
     others = data.cfg.n_layers - RUN_LAYERS
     more = f"; {others} more blocks have them too" if others else ""
     return Note("\n".join(lines), title=f"Shapes from ids to logits, inside block 1{more}")
+
+
+def aligned(stages: list[Stage]) -> list[str]:
+    """One line a stage, as narrow as its column allows: name, axes, shape."""
+    cells = [
+        (short(s.name), str(s.axes), f"({','.join(map(str, s.shape))})".replace(" ", ""))
+        for s in stages
+    ]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [" ".join(f"{c:{w}}" for c, w in zip(row, wide, strict=True)) for row in cells]
 
 
 def short(name: str) -> str:

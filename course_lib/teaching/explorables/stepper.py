@@ -113,7 +113,7 @@ def cache_picture(data) -> Heat:
     values[0, : data["cached"]] = 0.4
     values[0, data["n_prompt"] : data["cached"]] = 0.9
     return Heat(
-        values, title=f"the cache: {data['cached']} tokens, the prompt's {data['n_prompt']} paler",
+        values, title=f"the cache: {data['cached']} tokens, {data['n_prompt']} of the prompt",
         xticks=range(slots), yticks=[""], xlabel="position", limits=(0, 1), square=False,
         hidden=torch.arange(slots)[None] >= data["cached"], hidden_label="free", height=0.4,
     )  # fmt: skip
@@ -181,5 +181,5 @@ def generation_stepper() -> Explorable:
         disabled=disabled,
         invariants=invariants,
         runs="smollm2",
-        height=430,
+        height=405,
     )

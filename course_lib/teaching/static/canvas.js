@@ -146,9 +146,12 @@ const widest = (ctx, strings) =>
   strings.reduce((most, s) => Math.max(most, ctx.measureText(s).width), 0);
 
 // Labels under cells or bars: flat where they fit, else slanted where named, else every nth.
+// An empty label leaves its room to its neighbours.
 function planLabels(ctx, labels, named, cell, look, room) {
   const most = widest(ctx, labels);
-  if (most + 6 <= cell) return { every: 1, slanted: false, height: look.step };
+  const written = labels.map((label, i) => (label ? i : -1)).filter((i) => i >= 0);
+  const apart = Math.min(labels.length, ...written.slice(1).map((at, i) => at - written[i]));
+  if (most + 6 <= cell * apart) return { every: 1, slanted: false, height: look.step };
   if (named && cell >= look.size * 0.95) {
     return { every: 1, slanted: true, height: Math.min(most * 0.71 + look.size, room) };
   }
@@ -166,7 +169,11 @@ function drawLabels(ctx, labels, plan, left, cell, y, look, strong = null) {
     if (plan.slanted) {
       const fits = shorten(ctx, label, (plan.height - look.size * 0.6) / 0.71);
       text(ctx, fits, x + 4, y + 6, { ...how, align: "right", base: "middle", turn: -Math.PI / 4 });
-    } else text(ctx, label, x, y + 4, { ...how, align: "center", base: "top" });
+    } else {
+      const half = ctx.measureText(label).width * (how.bold ? 0.56 : 0.5);
+      const inside = Math.min(x, ctx.canvas.width / look.ratio - half - 1);
+      text(ctx, label, inside, y + 4, { ...how, align: "center", base: "top" });
+    }
   });
 }
 
@@ -273,7 +280,7 @@ function heatGeometry(ctx, box, panel, look) {
   const limits = [panel.limits[0], panel.limits[1]].map(compact);
   const yTexts = tiled ? [] : panel.yticks ?? Array.from({ length: rows }, (_, i) => String(i));
   const xTexts = tiled ? [] : panel.xticks ?? Array.from({ length: columns }, (_, i) => String(i));
-  const yWidth = Math.min(widest(ctx, yTexts), box.w * 0.3);
+  const yWidth = Math.min(widest(ctx, yTexts), box.w * 0.38);
   const left = (panel.ylabel ? look.step : 0) + (tiled ? 0 : yWidth + 8);
   const right = widest(ctx, limits) + 12 + 18;
   const top = panel.hidden && panel.hidden.some(Boolean) ? look.step : 6;
@@ -360,9 +367,15 @@ function drawTile(ctx, g, i, panel, look) {
   ctx.lineWidth = 1;
   ctx.strokeRect(left - 0.5, top - 0.5, width + 1, height + 1);
   if (g.tiled) {
-    const name = shorten(ctx, panel.names[i], width + 10);
+    const name = shorten(ctx, tileName(ctx, panel.names, i, width + 8), width + 10);
     text(ctx, name, left, top - 3, { base: "bottom", colour: look.ink });
   }
+}
+
+// "h 12" is 12 on all tiles where it does not fit on one: the number tells tiles apart.
+function tileName(ctx, names, i, width) {
+  const numbers = names.map((name) => name.match(/^\D+(\d+)$/)?.[1]);
+  return widest(ctx, names) > width && numbers.every(Boolean) ? numbers[i] : names[i];
 }
 
 function hatchTile(ctx, g, i, panel, look) {
@@ -400,8 +413,10 @@ function drawHeatAxes(ctx, g, panel, look) {
   if (!g.tiled) {
     const mark = panel.mark ?? [null, null];
     drawLabels(ctx, g.xTexts, plan, frame.left, g.cw, frame.bottom, look, mark[1]);
+    const low = panel.yticks && g.ch >= 10.5 && g.ch < look.size + 2; // all names, a little smaller
+    if (low) ctx.font = look.font.replace(`${look.size}px`, `${Math.min(look.size, g.ch)}px`);
     const every = panel.yticks
-      ? Math.ceil((look.size + 3) / g.ch)
+      ? Math.ceil((low ? 1 : look.size + 3) / g.ch)
       : [1, 2, 5, 10, 20, 50, 100, 200, 500].find((n) => n * g.ch >= look.size + 6) ?? 1000;
     g.yTexts.forEach((label, i) => {
       if (i % every && i !== mark[0]) return;
@@ -409,12 +424,15 @@ function drawHeatAxes(ctx, g, panel, look) {
       const at = { align: "right", colour: look.ink, bold: i === mark[0] };
       text(ctx, shorten(ctx, label, g.yWidth), frame.left - 6, frame.top + (i + 0.5) * g.ch, at);
     });
+    ctx.font = look.font;
   }
   drawAxisNames(ctx, frame, frame.bottom + plan.height + 3, panel, look);
 }
 
 function drawColourBar(ctx, g, panel, look) {
   const { left, right, top, bottom } = g.frame, x = right + 12;
+  drawHiddenName(ctx, left, right, panel, look);
+  if (bottom - top < 2.2 * look.size) return; // no room for its two numbers
   const colours = look.ramps[panel.scale];
   const fill = ctx.createLinearGradient(0, bottom, 0, top);
   for (const i of [0, 64, 128, 191, 255]) fill.addColorStop(i / 255, `rgb(${colours[i]})`);
@@ -426,13 +444,15 @@ function drawColourBar(ctx, g, panel, look) {
   const at = { colour: look.faint };
   text(ctx, g.limits[1], x + 15, top + look.size / 2, at);
   text(ctx, g.limits[0], x + 15, bottom - look.size / 2, at);
-  if (panel.hidden && panel.hidden.some(Boolean)) {
-    const name = panel.hidden_label, width = ctx.measureText(name).width;
-    const from = Math.max(left, right - width - 20);
-    ctx.fillStyle = hatching(ctx, look);
-    ctx.fillRect(from, 1, 14, look.size - 1);
-    text(ctx, name, from + 19, look.size / 2 + 0.5, { colour: look.faint });
-  }
+}
+
+function drawHiddenName(ctx, left, right, panel, look) {
+  if (!panel.hidden || !panel.hidden.some(Boolean)) return;
+  const name = panel.hidden_label, width = ctx.measureText(name).width;
+  const from = Math.max(left, right - width - 20);
+  ctx.fillStyle = hatching(ctx, look);
+  ctx.fillRect(from, 1, 14, look.size - 1);
+  text(ctx, name, from + 19, look.size / 2 + 0.5, { colour: look.faint });
 }
 
 // ---- bars -----------------------------------------------------------------------------------
@@ -446,8 +466,10 @@ function drawBars(ctx, box, panel, look) {
     Math.min(0, ...totals) * 1.12,
     Math.max(...totals, panel.reference ?? 0, 1e-12) * 1.12,
   ];
+  // a bar that ends at the upper limit carries its number above the frame
+  const fills = Math.max(...totals) > limits[1] - 0.08 * (limits[1] - limits[0]);
   const legend = barLegend(ctx, panel, look, stacked);
-  const top = (legend.length ? look.step : 0) + (panel.show_values ? look.size * 0.6 : 4);
+  const top = (legend.length ? look.step : 0) + (panel.show_values ? look.size * (fills ? 1.5 : 0.6) : 4);
   const frame = { top, right: box.w - 2 };
   const ticks = niceTicks(...limits, box.h / 45, totals.every(Number.isInteger));
   frame.left = (panel.ylabel ? look.step : 0) + widest(ctx, ticks.map(compact)) + 8;
@@ -564,12 +586,12 @@ function drawLines(ctx, box, panel, look) {
     yLimits = [yLimits[0] - (yLimits[0] === 0 ? 0 : margin), yLimits[1] + margin];
   }
   const ticks = (limits, log, wanted) => (log ? logTicks : niceTicks)(...limits, wanted);
-  const yTicks = ticks(yLimits, panel.ylog, box.h / 55), xTicks = ticks(xLimits, panel.xlog, box.w / 62);
+  const yTicks = ticks(yLimits, panel.ylog, Math.max(3, box.h / 55)), xTicks = ticks(xLimits, panel.xlog, box.w / 62);
   const many = curves.length > 1;
   const frame = {
     top: (many ? look.step : 4) + (marks.length ? look.step : 4),
     left: (panel.ylabel ? look.step : 0) + widest(ctx, yTicks.map(compact)) + 8,
-    right: box.w - 10,
+    right: box.w - Math.max(10, widest(ctx, xTicks.slice(-1).map(compact)) / 2 + 2),
     bottom: box.h - look.step - (panel.xlabel ? look.step : 0) - 2,
   };
   const X = axis(xLimits, panel.xlog, frame.left, frame.right);
