@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -52,6 +53,9 @@ def main():
     chosen = given.section or [*SECTIONS, "litgpt"]
     warnings.simplefilter("ignore")  # peers and the compiler call what torch has deprecated
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    # what an earlier run compiled would make compiling look cheap
+    kept = tempfile.TemporaryDirectory()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = kept.name
     torch.set_num_threads(1)
     rows, notes, start = [], [], time.perf_counter()
     for name in chosen:

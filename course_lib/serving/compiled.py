@@ -23,7 +23,7 @@ from torch import Tensor
 from course_lib.model.checks import is_whole, require
 from course_lib.model.moe import route
 
-from .fast import FastBlock, FastDecoder
+from .fast import FastBlock, FastDecoder, FastNorm
 
 
 def multiply_and_sum(x: Tensor, W: Tensor) -> Tensor:
@@ -44,7 +44,9 @@ def swiglu(x: Tensor, weights, product) -> Tensor:
 class Layer(NamedTuple):
     """What a compiled block needs: tensors, and the numbers that are compiled in."""
 
-    norms: tuple  # of the block's two inputs, and of the heads or None; each (gain, least)
+    norms: tuple  # of the block's two inputs; each (gain, least) as in FastNorm
+    gains: tuple  # of the query and key heads, or None twice
+    least: Tensor | None
     projections: tuple  # W_q, W_k, W_v, W_o
     kv: Tensor  # (2, B, K, S, h), the cache
     d_head: int
@@ -62,15 +64,20 @@ def attend(q: Tensor, layer: Layer, unseen: Tensor) -> Tensor:
     return torch.bmm(scores.softmax(-1), v).view(len(q), -1)
 
 
+def turn(heads: Tensor, gain: Tensor | None, layer: Layer, cos: Tensor, sin: Tensor) -> Tensor:
+    """QK-Norm and RoPE of heads (B, n, h)."""
+    if gain is not None:
+        heads = rms_norm(heads, (gain, layer.least))
+    return heads * cos + heads.roll(layer.d_head // 2, -1) * sin
+
+
 def attention(x: Tensor, layer: Layer, place, product) -> Tensor:
     position, cos, sin, unseen = place
     *W_qkv, W_o = layer.projections
+    # apart, and not side by side as in the eager form: a compiled operation costs nothing
     q, k, v = (product(x, W).unflatten(1, (-1, layer.d_head)) for W in W_qkv)
-    qk = torch.cat((q, k), 1)
-    if layer.norms[2] is not None:
-        qk = rms_norm(qk, layer.norms[2])
-    qk = qk * cos + qk.roll(layer.d_head // 2, -1) * sin
-    q, k = qk.split((q.shape[1], k.shape[1]), 1)
+    q = turn(q, layer.gains[0], layer, cos, sin)
+    k = turn(k, layer.gains[1], layer, cos, sin)
     # into the whole buffer: inductor copies what is only a part of one
     layer.kv.index_copy_(3, position, torch.stack((k, v)).unsqueeze(3))
     return product(attend(q, layer, unseen), W_o)
@@ -116,15 +123,18 @@ def weights_of(ffn) -> tuple:
 
 def as_layer(block, fast: FastBlock) -> Layer:
     attn, ffn, routing, shared = block.attn, block.ffn, None, ()
-    norms = [(n.gain, n.least) for n in (fast.norm1, fast.norm2)]
-    norms.append((fast.qk_norm.gain, fast.qk_norm.least) if attn_is_normed(fast) else None)
+    gains, least = (None, None), None
+    if isinstance(fast.qk_norm, FastNorm):
+        gains, least = fast.qk_norm.gain.split((attn.H, attn.H_kv)), fast.qk_norm.least
     if block.is_moe:
         routing = (ffn.gate.weight, ffn.top_k, ffn.router, ffn.selection_bias)
         shared = tuple(weights_of(expert) for expert in ffn.shared)
         triples = [weights_of(expert) for expert in ffn.experts]
         experts = tuple(torch.stack(same) for same in zip(*triples, strict=True))
     return Layer(
-        norms=tuple(norms),
+        norms=tuple((n.gain, n.least) for n in (fast.norm1, fast.norm2)),
+        gains=gains,
+        least=least,
         projections=tuple(W.weight for W in (attn.W_q, attn.W_k, attn.W_v, attn.W_o)),
         kv=fast.kv.zero_(),  # what is masked is still multiplied, by 0
         d_head=attn.d_head,
@@ -133,10 +143,6 @@ def as_layer(block, fast: FastBlock) -> Layer:
         shared=shared,
         routing=routing,
     )
-
-
-def attn_is_normed(fast: FastBlock) -> bool:
-    return hasattr(fast.qk_norm, "gain")
 
 
 class CompiledDecoder:
