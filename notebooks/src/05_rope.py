@@ -193,7 +193,7 @@ print("position 2 of 2 as a share of the length:", 2 / 2, "| position 2 of 4:", 
 # %% id="count-near" tags=["output-only"]
 positions = torch.arange(1001)
 i, j, gap = lesson.closest_pair(positions.double().sin().unsqueeze(1))
-print(f"one sine:        positions {i} and {j} differ by {gap:.2e}")
+print(f"one sine:                positions {i} and {j} differ by {gap:.2e}")
 for d in (2, 8, 16, 64):
     i, j, gap = lesson.closest_pair(lesson.sinusoid(positions, d))
     name = "one sine-cosine pair" if d == 2 else f"{d // 2} pairs (d={d})"

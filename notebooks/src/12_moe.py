@@ -270,7 +270,7 @@ print("softmax twice (wrong) ", [round(v, 4) for v in twice[0].tolist()])
 # %% id="top1" tags=["output-only"]
 z = torch.tensor([[2.0, 0.0, -1.0]], requires_grad=True)
 p = z.softmax(-1)
-print("softmax over all      p =", [round(v, 4) for v in p[0].tolist()])
+print("softmax over all       p =", [round(v, 4) for v in p[0].tolist()])
 for kind in ("softmax_all", "softmax_selected", "softmax_renormalized", "sigmoid"):
     g, _ = route(z, 1, Router(kind))
     (slope,) = torch.autograd.grad(g[0, 0], z)
@@ -488,10 +488,10 @@ even = 20 * torch.eye(8)  # eight tokens, each sure of another expert
 pairs = even + even.roll(1, dims=1)  # each torn between two
 one = torch.zeros(8, 8)
 one[:, 0] = 20  # all sure of expert 0
-print(f"even, k = 1               {cost(even, 1):.4f}   = alpha")
-print(f"even, k = 2               {cost(pairs, 2):.4f}   = alpha k (f counts selections a token)")
+print(f"even, k = 1               {cost(even, 1):.4f}  = alpha")
+print(f"even, k = 2               {cost(pairs, 2):.4f}  = alpha k (f counts selections a token)")
 print(f"even, k = 2, over k       {cost(pairs, 2, divide_by_k=True):.4f}  = alpha (f counts slots)")
-print(f"all on one expert, k = 1  {cost(one, 1):.4f}   = alpha E")
+print(f"all on one expert, k = 1  {cost(one, 1):.4f}  = alpha E")
 
 # %% [markdown] id="balance-notes" slideshow={"slide_type": "notes"}
 # **6 minutes.** Write f and P on the board for the crowded case. Ask which of the two a gradient
@@ -890,8 +890,8 @@ print(f"active without the shared expert (forgotten): {c.active - c.shared:,}")
 # library from the published configuration alone.
 
 # %% id="real" tags=["output-only"]
-heads = ("experts", "as published", "counted", "active", "- embed.", "share")
-print(f"{'':17}" + "".join(f"{head:>13}" for head in heads))
+heads = ("experts", "published", "counted", "active", "- embed.", "share")
+print(f"{'':17}" + "".join(f"{head:>12}" for head in heads))
 names = ("DeepSeek-V3", "Kimi-K2", "GLM-4.5", "Qwen3-235B-A22B", "Qwen3-30B-A3B", "gpt-oss-120b",
          "gpt-oss-20b", "Llama-4-Maverick", "MiniMax-M2", "Mixtral-8x7B")  # fmt: skip
 for m in map(published, names):
@@ -899,7 +899,7 @@ for m in map(published, names):
     counts = [f"{n / 1e9:.2f}" for n in (c.total, c.active, c.active - c.embedding)]
     row = (f"{m.n_experts_active} of {m.n_experts}", f"{m.total:g} / {m.active:g}", *counts,
            f"{c.active / c.total:.1%}")  # fmt: skip
-    print(f"{m.name:17}" + "".join(f"{value:>13}" for value in row))
+    print(f"{m.name:17}" + "".join(f"{value:>12}" for value in row))
 
 # %% [markdown] id="real-after" slideshow={"slide_type": "skip"}
 # The column "- embed." leaves out the input embedding, which is looked up and not multiplied. Some
