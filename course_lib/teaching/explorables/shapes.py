@@ -210,15 +210,15 @@ def code(heads: int, kv_heads: int, experts: int, top_k: int, layers: int) -> st
 
 def invariants(data: Computed, batch, tokens, heads, kv_heads, experts, top_k):
     cfg, recorded = data.cfg, data.recorded
-    weights = recorded["blocks.1.attn.weights"].value
+    weights, square = recorded["blocks.1.attn.weights"].value, (batch, heads, tokens, tokens)
     per_token = 2 * cfg.n_layers * kv_heads * cfg.d_head * torch.bfloat16.itemsize
     return [
         ("rows of weights sum to 1", bool(((weights.sum(-1) - 1).abs() < 1e-5).all())),
         ("no token sees a later one", not weights.triu(1).any()),
         ("slots = tokens x k", sum(data.usage) == batch * tokens * top_k),
-        (
-            "scores are B H T T",
-            recorded["blocks.1.attn.scores"].shape == (batch, heads) + 2 * (tokens,),
+        *(
+            (f"{name} are B H T T", recorded[f"blocks.1.attn.{name}"].shape == square)
+            for name in ("scores", "weights")
         ),
         ("logits are B T V", recorded["lm_head"].shape == (batch, tokens, cfg.vocab_size)),
         ("cache = 2 L K h bytes a token", data.cache == batch * tokens * per_token),
