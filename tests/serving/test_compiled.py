@@ -2,12 +2,15 @@
 
 import shutil
 import warnings
+from functools import partial
 
 import pytest
 import torch
 
 from course_lib import Config, ModernDecoder, generate, new_caches
 from course_lib.serving import compile_decode
+from course_lib.training import compile_forward
+from course_lib.training.compiled import moe_forward
 
 SMALL = dict(vocab_size=31, d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, d_head=8)
 TINY = SMALL | dict(d_ff=24, n_experts=4, d_expert=8, max_seq_len=24)
@@ -68,3 +71,21 @@ def test_says_how_long_it_took_and_refuses_what_it_was_not_made_for(model, compi
 def test_refuses_sizes_that_are_none(model, bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         compile_decode(model, **bad)
+
+
+def test_the_opaque_experts_equal_the_layer_in_values_and_gradients(model):
+    layer, x = model.blocks[1].ffn, torch.randn(2, 5, 16, requires_grad=True)
+    given = [x, *layer.parameters()]
+    found, expected = (run(x)[0].square().sum() for run in (partial(moe_forward, layer), layer))
+    assert abs(found - expected) < 1e-5
+    pairs = (torch.autograd.grad(loss, given) for loss in (found, expected))
+    for a, b in zip(*pairs, strict=True):
+        assert (a - b).abs().max() < 1e-5
+
+
+def test_the_compiled_forward_refuses_what_the_model_refuses(model):
+    forward = compile_forward(model)  # compiles at its first call only
+    with pytest.raises(ValueError, match="vocab_size=31"):
+        forward(torch.tensor([[31, 1]]))
+    with pytest.raises(ValueError, match="max_seq_len=24"):
+        forward(torch.zeros(1, 25, dtype=torch.long))
