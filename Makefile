@@ -25,7 +25,7 @@ lab: $(STAMP) ## set up what is missing and open JupyterLab on the course (LABAR
 	$(BIN)/jupyter lab $(ROOT_FLAG) --LabApp.default_url=/lab/tree/notebooks $(LABARGS)
 
 test: model ## set up what is missing, then run every test and every notebook (PYTESTARGS=...)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --nbval --nbval-current-env --nbval-cell-timeout 120 notebooks tests $(PYTESTARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope --nbval --nbval-current-env --nbval-cell-timeout 120 notebooks tests $(PYTESTARGS)
 
 check: $(STAMP) ## lint, formatting, and the prose and contract tests
 	$(BIN)/ruff check .
