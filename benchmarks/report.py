@@ -119,7 +119,7 @@ def draw_growth(rows: list[dict]):
 
 
 def write(rows: list[dict], notes: list[str]):
-    (FOLDER / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (FOLDER / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     parts = [
         HEAD,
         ratio_table(rows),
@@ -132,5 +132,5 @@ def write(rows: list[dict], notes: list[str]):
         "\n## Notes\n",
         "\n".join(f"- {note}" for note in notes),
     ]
-    (FOLDER / "RESULTS.md").write_text("\n".join(parts) + "\n")
+    (FOLDER / "RESULTS.md").write_text("\n".join(parts) + "\n", encoding="utf-8")
     draw_growth(rows)

@@ -61,7 +61,7 @@ def test_decoding_again_forgets_what_it_decoded_before():
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="make bench has not run")
 def test_every_goal_was_measured_and_every_result_compared():
-    rows = json.loads(RESULTS.read_text())
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))
     measured = {(row["case"], row["form"]) for row in rows if "median" in row}
     assert set(report.GOALS) <= measured
     compared = [row["difference"] for row in rows if row.get("difference") is not None]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from course_lib import Config, ModernDecoder, generate, new_caches
-from course_lib.serving import compile_decode
+from course_lib.serving import CompiledDecoder, compile_decode
 from course_lib.training import compile_forward
 from course_lib.training.compiled import moe_forward
 
@@ -36,6 +36,7 @@ def compiled(model):
 @needs_compiler
 @torch.inference_mode()
 def test_a_compiled_step_equals_the_readable_form(model, compiled):
+    assert isinstance(compiled, CompiledDecoder)
     ids = torch.randint(0, 31, (1, 10))
     step, caches = compiled.start(model, 1, 10), new_caches(model)
     expected = model(ids[:, :4], caches, 0)[0][:, -1]
