@@ -78,7 +78,7 @@ def view_sharing(data, H, K, order):
         [picture(head_graph(H, K, tiled), title=found, height=1.25)],
         [
             Bars([n / GIB for n in sizes.values()], [f"MHA: {H}", f"this: {K}", "MQA: 1"],
-                 roles=["k", "cache", "v"], ylabel="GiB", fmt="{:.3g}", width=1.2,
+                 roles=["k", "cache", "v"], ylabel="GiB", fmt="compact", width=1.2,
                  xlabel="key/value heads", title=f"The cache of one request: "
                  f"{in_bytes(sizes['this'])}"),
             Bars([1, H // K, H], ["MHA", "this", "MQA"], roles=["k", "cache", "v"],
@@ -154,7 +154,7 @@ def view_calculator(data, model, tokens, batch, variant):
     note = f"the weights do not fit on one {', '.join(cannot)}" if cannot else "weights fit on all"
     return [
         [
-            Bars([n / GIB for n in one.values()], list(one), ylabel="GiB a request", fmt="{:.3g}",
+            Bars([n / GIB for n in one.values()], list(one), ylabel="GiB a request", fmt="compact",
                  roles=["cache" if v == variant else "stream" for v in one],
                  title=f"{model}: {in_bytes(data['cache'])} for {tokens:,} tokens"),
         ],
@@ -327,10 +327,10 @@ def view_cell(data, T, form):
                  title=f"{form}: each box with the shape that leaves it")],
         [
             Bars(flops, list(FORMS), names=["attention", "into and out of the latent"],
-                 roles=["scores", "norm"], ylabel="GFLOP", fmt="{:.3g}", width=1.2,
+                 roles=["scores", "norm"], ylabel="GFLOP", fmt="compact", width=1.2,
                  title=f"{T} new token{'s' * (T > 1)}: {better} needs {ratio:.3g} times less"),
             Bars([data["cache"] / 2**20, data["expanded"] / 2**20], ["latent", "expanded heads"],
-                 roles=["cache", "k"], ylabel="MiB a layer", fmt="{:.3g}",
+                 roles=["cache", "k"], ylabel="MiB a layer", fmt="compact",
                  title=f"{data['values']} values a token are cached"),
         ],
     ]  # fmt: skip
@@ -403,7 +403,7 @@ def view_intensity(data, device, queries):
               xlabel="FLOP a byte of cache", ylabel="TFLOP/s",
               marks={name: data[name] for name in ("MHA", "MLA")},
               title=f"{device}: ridge at {card.ridge:.0f} FLOP a byte"),
-        Bars(list(data.values()), list(data), roles=["k", "cache", "v", "scores"], fmt="{:.3g}",
+        Bars(list(data.values()), list(data), roles=["k", "cache", "v", "scores"], fmt="compact",
              ylabel="FLOP a byte", reference=card.ridge, reference_label="ridge",
              title=f"{best}: {data[best] / card.ridge:.2g} times the ridge"),
     ]  # fmt: skip
