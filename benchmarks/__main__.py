@@ -35,6 +35,14 @@ def say(line: str):
     print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
 
 
+def processor() -> str:
+    """Its name, where the system tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    parts = [line.split(":")[1].strip() for line in lines[:12] if line[:5] in ("model", "cpu f")]
+    return ", ".join(parts) or platform.processor() or "unknown processor"
+
+
 def litgpt_rows(rounds: int) -> tuple[list[dict], str]:
     """litgpt cannot share an environment with transformers 5, so it has a process of its own."""
     if not LITGPT.exists():
@@ -70,11 +78,11 @@ def main():
             ratio = f"{row['median']:.2f} [{row['q1']:.2f}..{row['q3']:.2f}]"
             say(f"  {row['case']}: {row['form']} {ratio} x {row['against']}, {row['ms']:.3g} ms")
     load = os.getloadavg()[2]
-    notes.append(f"{platform.processor() or platform.machine()}, torch {torch.__version__}.")
+    notes.append(f"{processor()}, {platform.machine()}, torch {torch.__version__}.")
     notes.append(f"Took {time.perf_counter() - start:.0f} s; load average meanwhile {load:.1f}.")
     if not given.section:
         report.write(rows, notes)
-        say("wrote benchmarks/RESULTS.md, benchmarks/results.json, figures/decode_growth.*")
+        say("wrote RESULTS.md, results.json, figures/decode_growth.* and the table of the README")
 
 
 if __name__ == "__main__":

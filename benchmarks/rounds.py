@@ -9,6 +9,11 @@ import statistics
 import time
 from dataclasses import dataclass
 
+from torch.profiler import ProfilerActivity, profile
+
+# what every form must call, and no form of ours can make faster
+KERNELS = ("mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm")
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -43,3 +48,22 @@ def ratios(seconds: dict, base: str, name: str) -> dict:
     pairs = zip(seconds[base], seconds[name], strict=True)
     low, median, high = statistics.quantiles([b / s for b, s in pairs], n=4)
     return {"q1": low, "median": median, "q3": high, "rounds": len(seconds[name])}
+
+
+def kernel_share(contender: Contender) -> float | None:
+    """The part of a run that passes inside matrix products and attention kernels.
+
+    Looking costs time outside of them, so that the real share is somewhat larger. None where
+    none was seen: a program in C++ calls them unseen."""
+    prepared = contender.prepare()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        contender.run(prepared)
+    events = seen.key_averages()
+    inside = sum(e.self_cpu_time_total for e in events if is_kernel(e.key))
+    share = inside / sum(e.self_cpu_time_total for e in events)
+    return share if share > 0.05 else None
+
+
+def is_kernel(key: str) -> bool:
+    name = key.removeprefix("aten::")
+    return name in KERNELS or name.startswith("_scaled_dot_product_flash_attention")

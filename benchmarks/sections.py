@@ -20,7 +20,7 @@ from benchmarks.contenders import (
     prefilling,
     token_ids,
 )
-from benchmarks.rounds import Contender, interleave, ratios
+from benchmarks.rounds import Contender, interleave, kernel_share, ratios
 from course_lib import MoE, Router
 from course_lib.serving import FastDecoder, compile_decode
 from course_lib.training import compile_forward, losses
@@ -28,8 +28,9 @@ from course_lib.training import compile_forward, losses
 BASE = "transformers"
 
 
-def rows_of(case: str, seconds: dict, base: str, units: float, differences=None) -> list[dict]:
-    """One row a contender: its ratio to `base`, its time a unit, its difference."""
+def rows_of(case: str, seconds: dict, base: str, units: float, differences, contenders=None):
+    """One row a contender: its ratio to `base`, its time a unit, its difference, and how much
+    of its time passes inside kernels that it does not write."""
     return [
         {
             "case": case,
@@ -38,6 +39,7 @@ def rows_of(case: str, seconds: dict, base: str, units: float, differences=None)
             **ratios(seconds, base, name),
             "ms": statistics.median(seconds[name]) / units * 1e3,
             "difference": None if differences is None else differences[name],
+            "kernels": kernel_share(contenders[name]) if contenders else None,
         }
         for name in seconds
         if name != base
@@ -58,7 +60,8 @@ def decode(report, rounds: int) -> list[dict]:
             contenders = {name: decoding(form, ids, context) for name, form in own.items()}
             same = check_equal(contenders, "plain", peers=(BASE,))
             seconds = interleave(contenders, rounds)
-            rows = rows_of(f"decode, batch {batch}, context {context}", seconds, BASE, new, same)
+            case = f"decode, batch {batch}, context {context}"
+            rows = rows_of(case, seconds, BASE, new, same, contenders)
             for row in rows:
                 if row["form"] == "compiled":
                     row |= pays_back(engine, seconds, new)
@@ -82,7 +85,7 @@ def long_decode(report, rounds: int) -> list[dict]:
     contenders = {name: decoding(form, ids, context) for name, form in forms.items()}
     same = check_equal(contenders, "plain", peers=(BASE,))
     seconds = interleave(contenders, rounds)
-    return rows_of("decode, batch 1, context 8192", seconds, BASE, new, same)
+    return rows_of("decode, batch 1, context 8192", seconds, BASE, new, same, contenders)
 
 
 def growth(report, rounds: int) -> list[dict]:
@@ -124,9 +127,12 @@ def prefill(report, rounds: int) -> list[dict]:
     found = []
     for tokens in (128, 512):
         ids = token_ids(model, 1, tokens)
-        contenders = {name: prefilling(form, ids) for name, form in forms.items()}
+        engine = compile_decode(model, 1, tokens, prompt=tokens)
+        own = forms | {"compiled": Compiled(engine)}
+        contenders = {name: prefilling(form, ids) for name, form in own.items()}
         same = check_equal(contenders, "plain", peers=(BASE,))
-        found += rows_of(f"prefill, {tokens} tokens", interleave(contenders, rounds), BASE, 1, same)
+        seconds = interleave(contenders, rounds)
+        found += rows_of(f"prefill, {tokens} tokens", seconds, BASE, 1, same, contenders)
     return found
 
 
@@ -165,7 +171,8 @@ def training(report, rounds: int) -> list[dict]:
     same = same_gradients(model, contenders, ("plain", "grouped", "compiled"))
     report(f"compiled forward and backward: {time.perf_counter() - start:.0f} s")
     seconds = interleave(contenders, max(5, rounds // 2))
-    return rows_of("training step, 8 x 128 tokens", seconds, BASE, 1, {BASE: None, **same})
+    case = "training step, 8 x 128 tokens"
+    return rows_of(case, seconds, BASE, 1, {BASE: None, **same}, contenders)
 
 
 def use_form(model, form: str | None):
@@ -213,7 +220,8 @@ def experts(report, rounds: int) -> list[dict]:
         used = torch.nn.ModuleList([layer])
         same = same_gradients(used, contenders, ("loop", "sorted", "grouped"))
         seconds = interleave(contenders, max(5, rounds // 2))
-        found += rows_of(f"MoE forward + backward, {n_experts} experts", seconds, "loop", 1, same)
+        case = f"MoE forward + backward, {n_experts} experts"
+        found += rows_of(case, seconds, "loop", 1, same, contenders)
     return found
 
 
@@ -292,4 +300,4 @@ def whole_call(report, rounds: int) -> list[dict]:
         name: Contender(lambda: None, lambda _, call=call: call()) for name, call in calls.items()
     }
     seconds = interleave(contenders, max(5, rounds // 2))
-    return rows_of("generate, 32 tokens behind 32", seconds, BASE, 32)
+    return rows_of("generate, 32 tokens behind 32", seconds, BASE, 32, None)

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from benchmarks import peers
-from benchmarks.contenders import Fast, Peer, Readable, check_equal, decoding
+from benchmarks.contenders import Compiled, Fast, Peer, Readable, check_equal, decoding
 from benchmarks.rounds import Contender, interleave
-from benchmarks.sections import BASE, rows_of
+from benchmarks.sections import BASE, pays_back, rows_of
+from course_lib.serving import compile_decode
 from course_lib.zoo import smollm2
 
 PROMPT = "The capital of France is Paris, and the"
@@ -49,7 +50,10 @@ def smollm2_decode(report, rounds: int) -> list[dict]:
     model, tokenizer = smollm2.load_smollm2()
     start = tokenizer.encode(PROMPT)
     ids = torch.tensor([start + model_continuation(model, start)])
+    engine = compile_decode(model, 1, ids.shape[1])
+    report(f"compiled SmolLM2: {engine.compile_seconds:.0f} s")
     forms = {BASE: Peer(peers.llama_of(model)), "plain": Readable(model), "fast": Fast(model)}
+    forms["compiled"] = Compiled(engine)
     contenders = {name: decoding(form, ids, len(start)) for name, form in forms.items()}
     same = check_equal(contenders, "plain", peers=(BASE,))
     path = gguf_file(report)
@@ -60,6 +64,8 @@ def smollm2_decode(report, rounds: int) -> list[dict]:
     for row in rows:
         row["bytes_read"] = path.stat().st_size if "llama" in row["form"] else read
         row["read_bandwidth_gb_s"] = read_bandwidth(model)
+        if row["form"] == "compiled":
+            row |= pays_back(engine, seconds, NEW)
     return rows
 
 

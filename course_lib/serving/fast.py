@@ -225,7 +225,7 @@ class FastBlock:
         self.kv = self.W_o.new_empty(2, batch, self.K, capacity, self.h)
         self.k, self.v = self.kv.flatten(1, 2)  # (B K, capacity, h)
         self.nothing = self.kv.new_empty(1, 1, 1)
-        self.ffn = FastMoE(block.ffn) if block.is_moe else FastSwiGLU(block.ffn)
+        self.ffn = FastMoE(block.ffn) if block.is_moe else FastSwiGLU(*matrices_of(block.ffn))
 
     def __call__(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, room, queries: int):
         """All tokens leave keys and values; the last `queries` of each row go on."""
@@ -263,12 +263,15 @@ class FastBlock:
 FEW = 4  # rows up to which a weight is better read as the left factor
 
 
+def matrices_of(ffn: SwiGLU) -> tuple[Tensor, Tensor, Tensor]:
+    return ffn.w_gate.weight, ffn.w_up.weight, ffn.w_down.weight
+
+
 class FastSwiGLU:
     """The three products of a SwiGLU, added to x or alone."""
 
-    def __init__(self, ffn: SwiGLU):
-        self.gate, self.up = transposed(ffn.w_gate), transposed(ffn.w_up)
-        self.down = transposed(ffn.w_down)
+    def __init__(self, gate: Tensor, up: Tensor, down: Tensor):
+        self.gate, self.up, self.down = gate.t(), up.t(), down.t()
 
     def inner(self, h: Tensor) -> Tensor:
         return F.silu(torch.mm(h, self.gate)).mul_(torch.mm(h, self.up))
@@ -295,8 +298,8 @@ class FastMoE:
 
     def __init__(self, moe: MoE):
         self.route, self.gate = moe.route, transposed(moe.gate)
-        self.experts = [FastSwiGLU(expert) for expert in moe.experts]
-        self.shared = [FastSwiGLU(expert) for expert in moe.shared]
+        self.experts = [FastSwiGLU(*matrices_of(expert)) for expert in moe.experts]
+        self.shared = [FastSwiGLU(*matrices_of(expert)) for expert in moe.shared]
 
     def __call__(self, x: Tensor, h: Tensor) -> Tensor:
         for expert in self.shared:
@@ -304,20 +307,21 @@ class FastMoE:
         weights, chosen = self.route(torch.mm(h, self.gate))
         weights = weights.to(x.dtype)
         if len(h) > 1:
-            return self.visit_sorted(x, h, weights, chosen)
+            return visit_sorted(self.experts, x, h, weights, chosen)
         for weight, e in zip(weights[0].tolist(), chosen[0].tolist(), strict=True):
             x = self.experts[e](x, h, weight)
         return x
 
-    def visit_sorted(self, x: Tensor, h: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The N k visits in the order of the experts, each expert on one slice of them."""
-        slots = chosen.flatten()
-        order = slots.argsort(stable=True)
-        token = order // chosen.shape[1]
-        counts = slots.bincount(minlength=len(self.experts)).tolist()
-        rows = h.index_select(0, token)
-        for expert, own in zip(self.experts, rows.split(counts), strict=True):
-            if len(own):
-                own.copy_(expert.visit(own))
-        rows.mul_(weights.flatten()[order].unsqueeze(-1))
-        return x.index_add(0, token, rows)
+
+def visit_sorted(experts: list, x: Tensor, h: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """x + the N k visits in the order of the experts, each expert on one slice of them."""
+    slots = chosen.flatten()
+    order = slots.argsort(stable=True)
+    token = order // chosen.shape[1]
+    counts = slots.bincount(minlength=len(experts)).tolist()
+    rows = h.index_select(0, token)
+    for expert, own in zip(experts, rows.split(counts), strict=True):
+        if len(own):
+            own.copy_(expert.visit(own))
+    rows.mul_(weights.flatten()[order].unsqueeze(-1))
+    return x.index_add(0, token, rows)
