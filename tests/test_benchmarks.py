@@ -16,7 +16,7 @@ from benchmarks.contenders import (
     prefilling,
     token_ids,
 )
-from benchmarks.rounds import Contender, interleave, ratios
+from benchmarks.rounds import Contender, interleave, kernel_share, ratios
 
 SMALL = dict(vocab_size=53, d_model=32, n_layers=2, d_ff=48, d_expert=16, max_seq_len=32)
 RESULTS = Path(report.FOLDER) / "results.json"
@@ -36,6 +36,13 @@ def test_rounds_run_everyone_once_in_changing_order():
     assert all(sorted(order) == ["a", "b", "c"] for order in by_round)
     assert len(set(by_round)) > 1
     assert [len(spent) for spent in seconds.values()] == [8, 8, 8]
+
+
+def test_the_share_of_kernels_tells_products_from_what_surrounds_them():
+    x, small = torch.randn(512, 512), torch.randn(4)
+    products = kernel_share(Contender(lambda: x, lambda x: [x @ x for _ in range(4)]))
+    sums = kernel_share(Contender(lambda: small, lambda x: [x + x for _ in range(9)]))
+    assert products > 0.8 and sums == 0
 
 
 def test_the_forms_are_compared_and_a_wrong_one_is_refused():
@@ -68,3 +75,12 @@ def test_every_goal_was_measured_and_every_result_compared():
     assert compared and max(compared) <= 1e-3
     own = [r for r in rows if r.get("form") in ("fast", "compiled", "grouped") and "median" in r]
     assert all(r["difference"] <= 1e-5 for r in own if r["difference"] is not None)
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="make bench has not run")
+def test_the_readme_shows_what_was_measured():
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))
+    text = report.README.read_text(encoding="utf-8")
+    assert report.with_summary(text, rows) == text
+    changed = [row | {"median": row["median"] + 0.01} if "median" in row else row for row in rows]
+    assert report.with_summary(text, changed) != text

@@ -49,7 +49,7 @@ class Layer(NamedTuple):
     gains: tuple  # of the query and key heads, or None twice
     least: Tensor | None
     projections: tuple  # W_q, W_k, W_v, W_o
-    keys: Tensor  # (B, K, h, S), the cache: tokens last, so that scores are sums of long rows
+    keys: Tensor  # (B, K, h, S), the cache of FastBlock
     values: Tensor  # (B, K, S, h)
     d_head: int
     scale: float
@@ -182,8 +182,8 @@ def as_layer(block, fast: FastBlock) -> Layer:
         gains=gains,
         least=least,
         projections=tuple(W.weight for W in (attn.W_q, attn.W_k, attn.W_v, attn.W_o)),
-        keys=fast.kv[0].transpose(2, 3).contiguous().zero_(),  # what is masked is multiplied by 0
-        values=fast.kv[1].contiguous().zero_(),
+        keys=fast.keys.zero_(),  # what is masked is still multiplied, by 0
+        values=fast.values.zero_(),
         d_head=attn.d_head,
         scale=attn.core.scale,
         ffn=experts if block.is_moe else matrices_of(ffn),
@@ -254,16 +254,14 @@ class CompiledDecoder:
         return step
 
     def read_prompt(self, ids: Tensor, fast: FastDecoder, weights) -> Tensor:
-        """Logits behind a prompt, whose keys and values go to where decoding reads them."""
+        """Logits behind a prompt, whose keys and values are left in the cache."""
         T, layers = ids.shape[1], weights[-1]
-        if T == self.prompt:
-            fast.check_room(ids)
-            fast.length = T
-            logits, left = self.read(ids.long().contiguous(), *weights)  # (B, T, K, h) each
-        else:
-            logits = fast.step(ids)
-            left = [layer.kv[..., :T, :].transpose(2, 3) for layer in fast.layers]
-        for layer, (k, v) in zip(layers, left, strict=True):
+        if T != self.prompt:
+            return fast.step(ids)
+        fast.check_room(ids)
+        fast.length = T
+        logits, left = self.read(ids.long().contiguous(), *weights)
+        for layer, (k, v) in zip(layers, left, strict=True):  # (B, T, K, h) each
             layer.keys[..., :T] = k.permute(0, 2, 3, 1)
             layer.values[:, :, :T] = v.transpose(1, 2)
         return logits

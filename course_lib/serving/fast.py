@@ -7,7 +7,7 @@
 2. q, k and v are written side by side into one buffer. QK-Norm and RoPE then run once for all
    heads, and one copy takes keys and values into a cache that was allocated at the start.
 3. For one new token, the query heads that share a key head are the rows of a small matrix: the
-   cached keys are read once a group, and never repeated.
+   cached keys are read once a group, and never repeated. They lie with the tokens last, (h, S).
 4. One token visits its k experts by number. Many tokens are sorted by expert, so that each expert
    runs once over a slice and an expert that nobody chose does not run.
 5. Results are added where they belong by the product itself: x + h W is one operation.
@@ -205,8 +205,7 @@ class Projected:
         self.parts = rows.split((H * h, K * h, K * h), dim=1)
         heads = rows.view(B, T, H + 2 * K, h)
         self.q, self.qk = heads[:, :, :H], heads[:, :, : H + K]
-        kv = heads[:, :, H:].unflatten(2, (2, K))  # (B, T, 2, K, h)
-        self.kv = kv.permute(2, 0, 3, 1, 4)  # (2, B, K, T, h), as it is cached
+        self.k, self.v = heads[:, :, H:].transpose(1, 2).split(K, dim=1)  # (B, K, T, h)
 
 
 class FastBlock:
@@ -222,42 +221,47 @@ class FastBlock:
         normed = isinstance(attn.q_norm, RMSNorm)
         heads = [attn.q_norm] * self.H + [attn.k_norm] * self.K
         self.qk_norm = FastNorm(heads) if normed else nn.Identity()
-        self.kv = self.W_o.new_empty(2, batch, self.K, capacity, self.h)
-        self.k, self.v = self.kv.flatten(1, 2)  # (B K, capacity, h)
-        self.nothing = self.kv.new_empty(1, 1, 1)
+        # keys with the tokens last: a row of scores is then a sum of long rows, read in order
+        self.keys = self.W_o.new_empty(batch, self.K, self.h, capacity)
+        self.values = self.W_o.new_empty(batch, self.K, capacity, self.h)
+        self.nothing = self.keys.new_empty(1, 1, 1)
         self.ffn = FastMoE(block.ffn) if block.is_moe else FastSwiGLU(*matrices_of(block.ffn))
 
     def __call__(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, room, queries: int):
         """All tokens leave keys and values; the last `queries` of each row go on."""
-        q = self.remember(self.norm1(x), start, cos, sin, room)
-        heads = self.attend(q[:, -queries:], end=start + len(cos))
+        end = start + len(cos)
+        q = self.remember(self.norm1(x), start, end, cos, sin, room)[:, -queries:]
+        heads = self.attend_one(q, end) if queries == 1 else self.attend(q, room)
         if len(heads) < len(x):
             x = x.unflatten(0, (self.B, -1))[:, -queries:].flatten(0, 1)
         x = torch.addmm(x, heads, self.W_o)
         return self.ffn(x, self.norm2(x))
 
-    def remember(self, x: Tensor, start: int, cos: Tensor, sin: Tensor, room) -> Tensor:
+    def remember(self, x: Tensor, start: int, end: int, cos, sin, room) -> Tensor:
         """Write k and v of the new tokens to the cache; return their q (B, T, H, h)."""
         for W, part in zip(self.projections, room.parts, strict=True):
             torch.mm(x, W, out=part)
         qk = self.qk_norm(room.qk)
         torch.addcmul(qk * cos, qk.roll(self.h // 2, -1), sin, out=room.qk)
-        self.kv[:, :, :, start : start + len(cos)] = room.kv
+        self.keys[..., start:end] = room.k.transpose(2, 3)
+        self.values[:, :, start:end] = room.v
         return room.q
 
-    def attend(self, q: Tensor, end: int) -> Tensor:
-        """Softmax attention of q (B, T, H, h) to the first `end` cached tokens: (B T, H h)."""
-        B, T, H, h = q.shape
-        k, v = self.k[:, :end], self.v[:, :end]
-        if T == 1:  # sees everything, so that the heads of a group can be its rows
-            q = q.reshape(B * self.K, H // self.K, h)
-            scores = torch.baddbmm(self.nothing, q, k.transpose(1, 2), beta=0, alpha=self.scale)
-            return torch.bmm(scores.softmax(-1), v).view(B, H * h)
-        k, v = (t.unflatten(0, (B, self.K)) for t in (k, v))
+    def attend_one(self, q: Tensor, end: int) -> Tensor:
+        """Softmax attention of a query a row, q (B, 1, H, h), to all `end` tokens: (B, H h).
+
+        It sees everything, so that the heads of a group can be the rows of one matrix."""
+        keys, values = self.keys.flatten(0, 1)[..., :end], self.values.flatten(0, 1)[:, :end]
+        q = q.reshape(len(keys), -1, self.h)  # (B K, H / K, h)
+        scores = torch.baddbmm(self.nothing, q, keys, beta=0, alpha=self.scale)
+        return torch.bmm(scores.softmax(-1), values).view(self.B, -1)
+
+    def attend(self, q: Tensor, room) -> Tensor:
+        """Causal attention inside a prompt, q (B, T, H, h), whose keys are all in the room."""
         heads = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, is_causal=True, scale=self.scale, enable_gqa=True
+            q.transpose(1, 2), room.k, room.v, is_causal=True, scale=self.scale, enable_gqa=True
         )
-        return heads.transpose(1, 2).reshape(B * T, H * h)
+        return heads.transpose(1, 2).reshape(-1, self.H * self.h)
 
 
 FEW = 4  # rows up to which a weight is better read as the left factor

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from course_lib import Config, ModernDecoder, generate, new_caches
-from course_lib.serving import CompiledDecoder, compile_decode
+from course_lib.serving import CompiledDecoder, FastDecoder, compile_decode
 from course_lib.training import compile_forward
 from course_lib.training.compiled import moe_forward
 
@@ -30,28 +30,43 @@ def model():
 def compiled(model):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler calls parts of torch that are deprecated
-        return compile_decode(model, batch=1, capacity=16)
+        return compile_decode(model, batch=1, capacity=17, prompt=5)
 
 
 @needs_compiler
+@pytest.mark.parametrize("prompt", (4, 5, 1), ids=("eager", "compiled", "none"))
 @torch.inference_mode()
-def test_a_compiled_step_equals_the_readable_form(model, compiled):
+def test_a_compiled_step_equals_the_readable_form(model, compiled, prompt):
     assert isinstance(compiled, CompiledDecoder)
-    ids = torch.randint(0, 31, (1, 10))
-    step, caches = compiled.start(model, 1, 10), new_caches(model)
-    expected = model(ids[:, :4], caches, 0)[0][:, -1]
-    assert (step(ids[:, :4]) - expected).abs().max() < 1e-5
-    for t in range(4, 10):
+    ids = torch.randint(0, 31, (1, 17))
+    step, caches = compiled.start(model, 1, 17), new_caches(model)
+    expected = model(ids[:, :prompt], caches, 0)[0][:, -1]
+    assert (step(ids[:, :prompt]) - expected).abs().max() < 1e-5
+    for t in range(prompt, 17):
         expected = model(ids[:, t : t + 1], caches, t)[0][:, -1]
         assert (step(ids[:, t : t + 1]) - expected).abs().max() < 1e-5
 
 
 @needs_compiler
+def test_a_prompt_of_the_given_length_runs_in_its_program(model, compiled, monkeypatch):
+    def fail(*given):
+        raise AssertionError("the eager form was called")
+
+    monkeypatch.setattr(FastDecoder, "step", fail)
+    step = compiled.start(model, 1, 17)
+    assert step(torch.zeros(1, 5, dtype=torch.long)).shape == (1, 31)
+    with pytest.raises(ValueError, match="after 5 cached"):
+        step(torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(AssertionError, match="eager"):
+        compiled.start(model, 1, 17)(torch.zeros(1, 4, dtype=torch.long))
+
+
+@needs_compiler
 def test_generates_by_it_and_follows_the_weights(model, compiled):
     how = dict(max_new_tokens=8, temperature=0.0)
-    for _ in range(2):
-        expected = generate(model, [[1, 2, 3]], engine="readable", **how)
-        assert torch.equal(generate(model, [[1, 2, 3]], engine=compiled, **how), expected)
+    for prompt in ([[1, 2, 3]], [[1, 2, 3, 4, 5]]):
+        expected = generate(model, prompt, engine="readable", **how)
+        assert torch.equal(generate(model, prompt, engine=compiled, **how), expected)
         with torch.no_grad():
             for weight in model.parameters():
                 weight.add_(torch.randn_like(weight) * 0.1)
@@ -62,13 +77,13 @@ def test_says_how_long_it_took_and_refuses_what_it_was_not_made_for(model, compi
     assert compiled.compile_seconds > 0
     with pytest.raises(ValueError, match="batch=2"):
         generate(model, [[1], [2]], 2, engine=compiled)
-    with pytest.raises(ValueError, match="capacity=16"):
-        generate(model, [[1, 2, 3]], 14, engine=compiled)
+    with pytest.raises(ValueError, match="capacity=17"):
+        generate(model, [[1, 2, 3]], 15, engine=compiled)
     with pytest.raises(ValueError, match="another model"):
         generate(ModernDecoder(Config(**TINY)), [[1]], 2, engine=compiled)
 
 
-@pytest.mark.parametrize("bad", (dict(batch=0), dict(capacity=True), dict(capacity=0)))
+@pytest.mark.parametrize("bad", (dict(batch=0), dict(capacity=True), dict(prompt=1)))
 def test_refuses_sizes_that_are_none(model, bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         compile_decode(model, **bad)
