@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import report, sections, trained
+from benchmarks import course, report, sections, trained
 
 ROOT = Path(__file__).resolve().parents[1]
 LITGPT = ROOT / ".venv-bench-litgpt" / "bin" / "python"
@@ -28,6 +28,8 @@ SECTIONS = {
     "memory": sections.attention_memory,
     "imports": sections.imports,
     "smollm2": trained.smollm2_decode,
+    "explorables": course.explorables,
+    "course": course.course,
 }
 
 
@@ -64,6 +66,7 @@ def main():
     # what an earlier run compiled would make compiling look cheap
     kept = tempfile.TemporaryDirectory()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = kept.name
+    os.environ["PYTHONPATH"] = str(ROOT)  # for the kernels of the notebooks
     torch.set_num_threads(1)
     rows, notes, start = [], [], time.perf_counter()
     for name in chosen:

@@ -120,6 +120,30 @@ def growth_table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def course_tables(rows: list[dict]) -> str:
+    """What a reader waits for: explorables (CPU clock of the kernel), notebooks (wall)."""
+    lines = ["| explorable | median ms | p95 ms |", "|---|---|---|"]
+    for row in (row for row in rows if row["case"] == "explorable"):
+        lines.append(f"| {row['form']} | {row['median_ms']:.1f} | {row['p95_ms']:.1f} |")
+    lines += ["\n| notebook, two at a time | seconds |", "|---|---|"]
+    for row in (row for row in rows if row["case"] in ("notebook", "all notebooks")):
+        lines.append(f"| {row.get('form', 'all')} | {row['seconds']:.0f} |")
+    first = next(row for row in rows if row["case"] == "first cell")
+    lines.append(f"\nA kernel has run its first cell, the imports, after {first['seconds']:.1f} s.")
+    return "\n".join(lines)
+
+
+def against_llama(rows: list[dict]) -> str:
+    """SmolLM2 here against llama.cpp, and what their bytes explain of it."""
+    by_form = {row["form"]: row for row in rows if row["case"] == "SmolLM2 decode"}
+    own, other = by_form["compiled"], by_form["llama.cpp Q4_1"]
+    return (
+        f"- SmolLM2, llama.cpp on the Q4_1 file: {own['ms'] / other['ms']:.1f} times as fast as "
+        f"the compiled form on the same weights in float32; it reads "
+        f"1/{own['bytes_read'] / other['bytes_read']:.1f} of the bytes."
+    )
+
+
 def other_lines(rows: list[dict]) -> str:
     lines = []
     for row in rows:
@@ -141,7 +165,7 @@ def other_lines(rows: list[dict]) -> str:
                 f"the {row['read_bandwidth_gb_s']:.1f} GB/s of one thread that alone takes "
                 f"{least:.0f} ms, of the {row['ms']:.0f} ms measured."
             )
-    return "\n".join(lines)
+    return "\n".join([*lines, against_llama(rows)])
 
 
 def draw_growth(rows: list[dict]):
@@ -169,6 +193,8 @@ def write(rows: list[dict], notes: list[str]):
         compile_table(rows),
         "\n## Growth of decoding, fast form, batch 1\n",
         growth_table(rows),
+        "\n## The course\n",
+        course_tables(rows),
         "\n## Other figures\n",
         other_lines(rows),
         "\n## Notes\n",
