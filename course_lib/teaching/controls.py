@@ -2,7 +2,8 @@
 
 import math
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import ipywidgets
 import traitlets
@@ -28,6 +29,9 @@ class Control:
     def caption(self, name: str) -> str:
         text = self.label or name
         return f"{text} ({self.unit})" if self.unit else text
+
+    def connect(self, widget, widgets: Mapping):
+        """Called once the widgets of all controls exist, by name."""
 
     def common(self, name: str) -> dict:
         return {
@@ -234,14 +238,15 @@ class Text(Control):
 
 
 class StepButton(ipywidgets.HBox):
-    """A button that counts its clicks in `value`, and one that starts over."""
+    """A button that adds an entry to `value` a click, and one that starts over."""
 
-    value = traitlets.Int(0)
+    value = traitlets.Tuple()
     disabled = traitlets.Bool(False)
     tooltip = traitlets.Unicode("")
 
     def __init__(self, limit: int, caption: str, tooltip: str):
         self.limit, self.caption = limit, caption
+        self.recorded: list[ipywidgets.Widget] = []  # their values make the entry of a click
         wide = {"width": "auto"}  # as wide as what stands on it
         self.more = ipywidgets.Button(
             description=caption, tooltip=tooltip, button_style="primary", layout=wide
@@ -249,45 +254,67 @@ class StepButton(ipywidgets.HBox):
         self.over = ipywidgets.Button(
             description="start over", tooltip="back to step 0", layout=wide
         )
-        self.more.on_click(lambda button: self.move(self.value + 1))
-        self.over.on_click(lambda button: self.move(0))
+        self.more.on_click(lambda button: self.click())
+        self.over.on_click(lambda button: self.set_trait("value", ()))
         # the buttons stand under the fields of the other controls, not under their labels
         super().__init__([self.more, self.over])
         self.layout.padding = f"0 0 0 {LABEL_WIDTH}"
         self.observe(lambda change: self.show(), ["value", "disabled", "tooltip"])
         self.show()
 
-    def move(self, value: int):
-        self.value = min(value, self.limit)
+    def click(self):
+        if len(self.value) < self.limit:
+            self.value = (*self.value, tuple(widget.value for widget in self.recorded))
 
     def show(self):
-        self.more.description = f"{self.caption} ({self.value})"
-        self.more.disabled = self.disabled or self.value >= self.limit
-        self.over.disabled = self.disabled or self.value == 0
+        clicks = len(self.value)
+        self.more.description = f"{self.caption} ({clicks})"
+        self.more.disabled = self.disabled or clicks >= self.limit
+        self.over.disabled = self.disabled or clicks == 0
 
 
 @dataclass(frozen=True)
 class Step(Control):
-    """A button; its value is the number of clicks so far, 0 to `limit`. Module 16."""
+    """A button; its value has an entry for each click, at most `limit`.
+
+    The entry holds what the controls `records` stood at: what a click did stays as it was when
+    they move on. Module 16."""
 
     text: str
     limit: int = 16
-    default: int = 0
+    records: Mapping[str, Control] = field(default_factory=dict)
+    default: tuple = ()
 
     def extremes(self) -> tuple:
-        return (0, self.limit)
+        """No click, and all clicks with every recorded control at one end, then at the other."""
+        ends = [control.extremes() for control in self.records.values()]
+        low, high = (tuple(values[end] for values in ends) for end in (0, -1))
+        return tuple(dict.fromkeys([(), (low,) * self.limit, (high,) * self.limit]))
 
-    def sample(self, rng: random.Random):
-        return rng.randint(0, self.limit)
+    def sample(self, rng: random.Random) -> tuple:
+        controls = self.records.values()
+        clicks = rng.randint(0, self.limit)
+        return tuple(tuple(control.sample(rng) for control in controls) for _ in range(clicks))
 
     def accepts(self, value) -> bool:
-        return is_whole(value) and 0 <= value <= self.limit
+        few = isinstance(value, tuple) and len(value) <= self.limit
+        return few and all(map(self.accepts_click, value))
+
+    def accepts_click(self, entry) -> bool:
+        controls = self.records.values()
+        fits = isinstance(entry, tuple) and len(entry) == len(controls)
+        return fits and all(c.accepts(value) for c, value in zip(controls, entry, strict=True))
 
     def allowed(self) -> str:
-        return f"a number of clicks from 0 to {self.limit}"
+        entry = f"({', '.join(self.records)})" if self.records else "()"
+        return f"a tuple of at most {self.limit} clicks, each {entry}"
 
-    def nearest(self, index: int):
-        return max(0, min(self.limit, index))
+    def nearest(self, index: int) -> tuple:
+        entry = tuple(control.default for control in self.records.values())
+        return (entry,) * max(0, min(self.limit, index))
 
     def widget(self, name: str):
         return StepButton(self.limit, self.text, self.help or self.caption(name))
+
+    def connect(self, widget, widgets: Mapping):
+        widget.recorded = [widgets[name] for name in self.records]

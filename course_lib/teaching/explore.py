@@ -22,7 +22,7 @@ from course_lib.model.checks import require
 from course_lib.teaching import agg, theme, wire
 from course_lib.teaching.canvas import Canvas
 from course_lib.teaching.controls import Choice, Control, Slider, Step, Text, Toggle
-from course_lib.teaching.memory import Results
+from course_lib.teaching.memory import MOST_RESULTS, Results
 from course_lib.teaching.panels import Panel, row_heights, rows_of
 
 __all__ = ["Choice", "Explorable", "Slider", "Step", "Text", "Toggle"]
@@ -77,8 +77,8 @@ class Explorable:
     state as one line that runs. view_only names the controls that compute does not take.
     disabled(...) returns {control: reason}; limit_bytes(...) estimates what a state allocates;
     invariants(data, ...) returns [(name, holds)] for the tests. runs says what a new state
-    costs: "formulas", a forward pass of a small "model", or one of "smollm2". Raises ValueError
-    for a bad declaration. Module 16."""
+    costs: "formulas", a forward pass of a small "model", or one of "smollm2"; results of at most
+    `remembered` states are kept. Raises ValueError for a bad declaration. Module 16."""
 
     def __init__(
         self,
@@ -96,6 +96,7 @@ class Explorable:
         limit_bytes: Callable | None = None,
         invariants: Callable | None = None,
         runs: str = "formulas",
+        remembered: int = MOST_RESULTS,
         height: int = 380,
     ):
         check_declaration(name, compute, controls, view_only, runs)
@@ -111,7 +112,7 @@ class Explorable:
         self._disabled = named(disabled, controls, first=0)
         self._limit_bytes = named(limit_bytes, controls, first=0)
         self._invariants = named(invariants, controls, first=1)
-        self.results = Results()
+        self.results = Results(remembered)
         self.errors: deque[Exception] = deque(maxlen=REMEMBERED_ERRORS)
         self.refusal: str | None = None
         self._rows: list[list[Panel]] = []
@@ -125,6 +126,8 @@ class Explorable:
 
     def _build_widgets(self):
         self.controls = {name: c.widget(name) for name, c in self.declared.items()}
+        for name, control in self.declared.items():
+            control.connect(self.controls[name], self.controls)
         self.canvas = Canvas()
         self.reset_button = ipywidgets.Button(
             description="reset", tooltip="all controls as at first", layout={"width": "80px"}
@@ -325,6 +328,9 @@ def check_declaration(name, compute, controls, view_only, runs):
     )
     unknown = [n for n in view_only if n not in controls]
     require(not unknown, f"{name}: view_only={unknown} is no control.", f"Use {tuple(controls)}.")
+    steps = [control for control in controls.values() if isinstance(control, Step)]
+    unknown = [n for step in steps for n in step.records if n not in controls]
+    require(not unknown, f"{name}: records={unknown} is no control.", f"Use {tuple(controls)}.")
     taken = set(inspect.signature(compute).parameters) & set(view_only)
     require(
         not taken,

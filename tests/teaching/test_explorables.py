@@ -20,8 +20,10 @@ def explorable(name):
 
 
 @everyone
-def test_every_state_is_drawn_as_computed_quickly_and_leaves_nothing(explorable, record_property):
-    tour = check_states(explorable)
+def test_every_state_is_drawn_as_computed_quickly_and_leaves_nothing(
+    explorable, name, record_property
+):
+    tour = check_states(explorable, EXPLORABLES[name])
     record_property("line", tour.line(explorable))
     check_time(explorable, tour)
     check_memory(explorable, tour)

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import random
 import sys
+import time
 
 import ipywidgets
 import numpy as np
@@ -158,14 +159,60 @@ def test_log_sliders_hold_their_ends_and_default():
     assert tenths[0] == 0.01 and tenths[-1] == 10.0 and 0.25 in tenths
 
 
-def test_a_step_counts_its_clicks_to_the_limit_and_starts_over():
+def test_a_step_keeps_an_entry_a_click_to_the_limit_and_starts_over():
     widget = Step("one token", limit=2).widget("next")
     for wanted in (1, 2, 2):
         widget.more.click()
-        assert widget.value == wanted
+        assert widget.value == ((),) * wanted
     assert widget.more.disabled and widget.more.description == "one token (2)"
     widget.over.click()
-    assert widget.value == 0 and not widget.more.disabled
+    assert widget.value == () and not widget.more.disabled
+
+
+def with_steps() -> Explorable:
+    heat, shared = Slider(1, 0, 9), Toggle()
+    step = Step("draw", limit=3, records={"heat": heat, "shared": shared})
+    return make(
+        controls={"n": Slider(3, 1, 9), "seed": Slider(0, 0, 99), "row": Slider(0, 0, 8),
+                  "heat": heat, "shared": shared, "clicks": step},
+        view_only=("row", "heat", "shared", "clicks"),
+    )  # fmt: skip
+
+
+def test_a_click_keeps_what_the_recorded_controls_stood_at():
+    toy = with_steps()
+    button = toy.controls["clicks"]
+    button.more.click()
+    toy.set(heat=7, shared=True)
+    button.more.click()
+    toy.set(heat=2)
+    assert toy.state["clicks"] == ((1, False), (7, True))
+    toy.reset()
+    assert toy.state["clicks"] == ()
+
+
+def test_a_step_accepts_only_entries_of_what_it_records():
+    toy = with_steps()
+    step = toy.declared["clicks"]
+    assert step.extremes() == ((), ((0, False),) * 3, ((9, True),) * 3)
+    assert step.nearest(2) == ((1, False),) * 2
+    rng = random.Random(0)
+    samples = [step.sample(rng) for _ in range(50)]
+    assert all(map(step.accepts, samples)) and {len(value) for value in samples} == {0, 1, 2, 3}
+    for bad in (2, ((10, False),), ((1,),), ([1, False],), ((1, False),) * 4):
+        with pytest.raises(ValueError, match=r"at most 3 clicks, each \(heat, shared\)"):
+            toy.set(clicks=bad)
+        assert not toy.errors
+
+
+def test_the_suite_goes_through_the_text_and_each_click():
+    toy = with_steps()
+    toy.declared["said"] = Text("a")
+    state = {"n": 4, "said": "b", "clicks": ((1, True), (2, False))}
+    first = (1, True)
+    assert list(suite.way(toy, state)) == [
+        {"said": "b"}, {"clicks": ()}, {"clicks": (first,)}, {"clicks": state["clicks"]}, state
+    ]  # fmt: skip
 
 
 def test_labels_carry_units_and_help():
@@ -181,6 +228,10 @@ def test_labels_carry_units_and_help():
     [
         ({"controls": {f"c{i}": Toggle() for i in range(8)}}, "8 controls"),
         ({"controls": {}}, "0 controls"),
+        (
+            {"controls": {"s": Step("draw", records={"heat": Toggle()})}, "view_only": ()},
+            r"records=\['heat'\]",
+        ),
         ({"view_only": ("column",)}, "view_only"),
         ({"view_only": ("row", "seed")}, "compute takes"),
         ({"controls": {"n": Slider(3, 1, 9)}, "view_only": ()}, "is no control"),
@@ -435,12 +486,49 @@ def test_the_suite_fails_a_planted_exception_in_a_handler(monkeypatch):
     assert "division" in toy.canvas.status["text"]
 
 
+def reading(spent: float) -> Explorable:
+    """Reads a text as if by SmolLM2; only a change of the other control takes `spent` seconds."""
+
+    def compute(text: str, n: int) -> dict:
+        if n != asked[0]:
+            until = time.process_time() + spent
+            while time.process_time() < until:
+                pass
+        asked[0] = n
+        return {"values": np.full((n, n), 0.5)}
+
+    asked = [3]
+    return Explorable(
+        "reading", compute, lambda data: [Heat(data["values"])], lambda data: "1 number",
+        controls={"text": Text("The cat."), "n": Slider(3, 1, 9)}, runs="smollm2",
+    )  # fmt: skip
+
+
+def test_only_a_new_sentence_may_take_a_second(monkeypatch):
+    for constant in ("RANDOM_STATES", "WARM_UP", "UPDATES"):
+        monkeypatch.setattr(suite, constant, 5)
+    monkeypatch.setitem(suite.MOST_MS, "smollm2", 20)
+    slow = reading(spent=0.03)
+    tour = suite.check_states(slow, lambda: reading(spent=0.03))
+    assert tour.sentences and tour.new
+    with pytest.raises(AssertionError, match="a new state: reading"):
+        suite.check_time(slow, tour)
+    slow.results.held.clear()
+    tour = suite.check_states(slow, lambda: reading(spent=0))  # it was the machine
+    suite.check_time(slow, tour)
+    suite.check_time(slow, suite.Tour(new=[20.0], sentences=[900.0]))
+    with pytest.raises(AssertionError, match="a new sentence: reading"):
+        suite.check_time(slow, suite.Tour(sentences=[1100.0]))
+
+
 def test_the_suite_fails_slow_and_leaking_explorables():
     toy = make()
     with pytest.raises(AssertionError, match="p95"):
         suite.check_time(toy, suite.Tour(new=[10.0] * 90 + [200.0] * 10))
     with pytest.raises(AssertionError, match="p95"):
         suite.check_time(toy, suite.Tour(new=[10.0], shown_again=[30.0] * 10))
+    with pytest.raises(AssertionError, match="nothing was computed"):
+        suite.check_time(toy, suite.Tour(shown_again=[1.0]))
     with pytest.raises(AssertionError, match="stay"):
         suite.check_memory(toy, suite.Tour(leaked=30 * 2**20))
     kept = figure()

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from course_lib import GQA, MLA, Config, ModernDecoder, next_token_loss
 from course_lib.teaching.lessons import heads as lesson
 from course_lib.teaching.lessons.heads_figures import draw_sketch, head_graph, sketch_svg
+from course_lib.teaching.wrong import TiledHeads, with_mistakes
 from course_lib.zoo.configs import count_published, published
 
 SIZES = dict(vocab_size=50, d_model=24, n_layers=3, n_heads=6, n_kv_heads=6, d_head=4,
@@ -97,6 +98,23 @@ def test_pooled_is_the_mean_or_the_first_of_neighbours():
     W = torch.arange(4.0).view(4, 1)  # four heads of width 1
     assert lesson.pooled(W, 4, 2).flatten().tolist() == [0.5, 2.5]
     assert lesson.pooled(W, 4, 2, "first").flatten().tolist() == [0, 2]
+
+
+def test_each_row_pools_as_a_model_of_its_own_does():
+    model, ids = small(n_kv_heads=3, attention=GQA(qk_norm=False)), torch.randint(50, (1, 9))
+    alone = [
+        model,
+        lesson.with_pooled_heads(model, 1, "mean"),
+        lesson.with_pooled_heads(model, 1, "first"),
+        with_mistakes(model, TiledHeads),
+    ]
+    with torch.no_grad():
+        together = lesson.with_pools_by_row(model)(ids.expand(4, -1))[0]
+        want = torch.cat([one(ids)[0] for one in alone])
+    assert torch.allclose(together, want, atol=1e-5)
+    assert torch.pdist(want.flatten(1)).min() > 0.1  # four different models
+    with pytest.raises(ValueError, match="qk_norm=True.*with_pooled_heads"):
+        lesson.with_pools_by_row(small(attention=GQA(qk_norm=True)))
 
 
 def test_losses_by_layer_are_those_of_whole_passes():

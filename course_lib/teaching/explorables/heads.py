@@ -1,13 +1,13 @@
 """Explorables of module 09: sharing heads, sizing caches, the cell of MLA, intensity, SmolLM2."""
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from course_lib.model import MLA, Config, split_heads
+from course_lib.model import MLA, Config, ModernDecoder, split_heads
 from course_lib.model.checks import require
 from course_lib.teaching.explorables.trained import smollm2, tokens_of, visible
 from course_lib.teaching.explore import Choice, Explorable, Slider, Text, Toggle
@@ -19,7 +19,6 @@ from course_lib.teaching.lessons.heads_figures import (
     sketch_svg,
 )
 from course_lib.teaching.panels import Bars, Heat, Lines, Picture
-from course_lib.teaching.wrong import TiledHeads, with_mistakes
 from course_lib.trace import trace
 from course_lib.training import next_token_loss
 from course_lib.zoo.configs import cached, kv, published
@@ -449,29 +448,26 @@ MOST_TOKENS, LAYERS = 20, 30
 POOLS = ("3, as trained", "1: their mean", "1: the first of 3", "3, tiled (wrong)")
 
 
-def pooled_smollm2(pool: str):
-    model, _ = smollm2()
-    if pool == POOLS[0]:
-        return model
-    if pool == POOLS[3]:
-        return with_mistakes(model, TiledHeads)
-    return lesson.with_pooled_heads(model, 1, "mean" if pool == POOLS[1] else "first")
+@lru_cache(1)
+def smollm2_by_row() -> ModernDecoder:
+    """SmolLM2 with a way of sharing for each row of a batch, in the order of POOLS."""
+    return lesson.with_pools_by_row(smollm2()[0])
 
 
-@torch.no_grad()
-def compute_smollm2(text: str, pool: str) -> dict:
-    model, tokenizer = smollm2()
+def compute_smollm2(text: str) -> dict:
+    """All ways of sharing at once: to choose another one then only shows what is there."""
+    _, tokenizer = smollm2()
     ids = tokens_of(text, MOST_TOKENS)
     require(len(ids) > 1, "One token has no next one to predict.", "Write at least two words.")
-    batch, changed = torch.tensor([ids]), pooled_smollm2(pool)
-    run = trace(changed, batch, flops=False)
-    maps = torch.stack([run[f"blocks.{i}.attn.weights"].value[0] for i in range(LAYERS)])
-    loss = next_token_loss(run["lm_head"].value, batch).item()
-    base = loss if pool == POOLS[0] else next_token_loss(model(batch)[0], batch).item()
+    batch = torch.tensor([ids] * len(POOLS))
+    run = trace(smollm2_by_row(), batch, flops=False)
+    layers = [run[f"blocks.{i}.attn.weights"].value for i in range(LAYERS)]
+    logits = run["lm_head"].value
     return {
-        "maps": maps,  # (L, H, T, T)
-        "loss": loss,
-        "base": base,
+        "maps": {pool: torch.stack([x[n] for x in layers]) for n, pool in enumerate(POOLS)},
+        "loss": {
+            pool: next_token_loss(logits[[n]], batch[[n]]).item() for n, pool in enumerate(POOLS)
+        },
         "tokens": [visible(token) for token in tokenizer.tokens(ids)],
     }
 
@@ -484,16 +480,35 @@ def view_smollm2(data, layer, pool):
     T = len(data["tokens"])
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
     names = [f"{h} reads {k}" for h, k in enumerate(reads_of(pool))]
-    chance = math.log(smollm2()[0].cfg.vocab_size)
+    loss, chance = data["loss"][pool], math.log(smollm2()[0].cfg.vocab_size)
     ticks = data["tokens"] if T <= 6 else None
     return [
-        Heat(data["maps"][layer], names=names, hidden=future, hidden_label="the future",
+        Heat(data["maps"][pool][layer], names=names, hidden=future, hidden_label="the future",
              limits=(0, 1), square=True, width=2.4, xlabel="key", ylabel="query",
              xticks=ticks, yticks=ticks,
              title=f"Layer {layer}: which query head reads which key/value head ({pool})"),
-        Bars([data["base"], data["loss"], chance], ["trained", "shown", "chance"],
+        Bars([data["loss"][POOLS[0]], loss, chance], ["trained", "shown", "chance"],
              roles=["cache", "k", "stream"], fmt="{:.2f}", ylabel="nats a token",
-             title=f"Loss {data['loss']:.2f}"),
+             title=f"Loss {loss:.2f}"),
+    ]  # fmt: skip
+
+
+def summary_smollm2(data, layer, pool) -> str:
+    return (
+        f"layer {layer}, {pool}: loss {data['loss'][pool]:.2f}, as trained "
+        f"{data['loss'][POOLS[0]]:.2f} nats a token over {len(data['tokens']) - 1} predictions"
+    )
+
+
+def smollm2_invariants(data, pool):
+    maps, averaged = data["maps"][pool], data["maps"][POOLS[1]]  # (L, H, T, T)
+    sums = maps.sum(-1)
+    return [
+        ("weights sum to 1", bool(torch.allclose(sums, torch.ones_like(sums), atol=1e-3))),
+        ("no weight on the future", float(maps.triu(1).max()) == 0),
+        ("nine heads in each layer", maps.shape[:2] == (LAYERS, 9)),
+        ("every way of sharing attends differently", pool == POOLS[1] or
+         not torch.allclose(maps, averaged, atol=1e-2)),
     ]  # fmt: skip
 
 
@@ -503,26 +518,20 @@ def smollm2_explorable() -> Explorable:
         "smollm2_heads",
         compute_smollm2,
         view_smollm2,
-        lambda data, layer, pool: f"layer {layer}, {pool}: loss {data['loss']:.2f}, as trained "
-        f"{data['base']:.2f} nats a token over {len(data['tokens']) - 1} predictions",
+        summary_smollm2,
         controls=dict(
             text=Text("Rain falls on the hills and runs into the sea.", label="text"),
             pool=Choice(POOLS[0], POOLS, label="key/value heads"),
             layer=Slider(4, 0, LAYERS - 1),
         ),
-        view_only=("layer",),
+        view_only=("layer", "pool"),
         title="What SmolLM2's heads lose when they share more",
-        alt=lambda data, pool: f"With key/value heads {pool!r} the loss is {data['loss']:.2f} nats "
-        f"a token; as trained it is {data['base']:.2f}.",
+        alt=lambda data, pool: f"With key/value heads {pool!r} the loss is "
+        f"{data['loss'][pool]:.2f} nats a token; as trained it is {data['loss'][POOLS[0]]:.2f}.",
         code=lambda pool: "with_pooled_heads(model, 1, 'first')" if pool == POOLS[2]
         else "with_mistakes(model, TiledHeads)" if pool == POOLS[3]
         else f"with_pooled_heads(model, {3 if pool == POOLS[0] else 1}, 'mean')",
-        invariants=lambda data, pool: [
-            ("weights sum to 1", bool(torch.allclose(data["maps"].sum(-1),
-                                                     torch.ones(()), atol=1e-3))),
-            ("nine heads in each layer", data["maps"].shape[:2] == (LAYERS, 9)),
-            ("as trained is the base", pool != POOLS[0] or data["loss"] == data["base"]),
-        ],
+        invariants=smollm2_invariants,
         runs="smollm2",
         height=360,
     )  # fmt: skip

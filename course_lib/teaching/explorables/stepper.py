@@ -1,20 +1,27 @@
 """The generation stepper: one token a click, and what the next one is drawn from."""
 
-from collections import OrderedDict
+from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from course_lib.serving import new_caches, next_token_probabilities
+from course_lib.serving import FastDecoder, next_token_probabilities
 from course_lib.teaching.explorables.trained import smollm2, tokens_of, visible
 from course_lib.teaching.explore import Explorable, Slider, Step, Text
 from course_lib.teaching.panels import Bars, Heat, Note
 from course_lib.zoo.counts import cache_bytes
 
 MOST_PROMPT, MOST_NEW, MOST_K, SHOWN = 24, 8, 50, 8
-MOST_KNOWN = 2048  # prefixes whose expectation is remembered
+MOST_TEXTS = 4  # prompts whose cache is kept
+# What a click draws with. It is kept with the click, so that a later change draws nothing again.
+SETTINGS = dict(
+    temperature=Slider(0.8, 0.0, 2.0, step=0.1, help="0 takes the likeliest token"),
+    top_k=Slider(MOST_K, 1, MOST_K, log=True, label="top-k", unit="tokens"),
+    top_p=Slider(1.0, 0.05, 1.0, step=0.05, label="top-p", help="mass to keep"),
+    min_p=Slider(0.0, 0.0, 0.5, step=0.05, label="min-p", help="share of the largest"),
+)
 DICE = torch.rand(MOST_NEW, generator=torch.Generator().manual_seed(0))  # one throw a step
 
 
@@ -26,55 +33,54 @@ class Behind(NamedTuple):
     probabilities: Tensor  # of all tokens, not of these alone
 
 
-class Session:
-    """The model with one cache that is kept between states: only what is not known is run."""
+class Written:
+    """A prompt and what was drawn behind it, kept in the cache of a decoder of its own."""
 
     def __init__(self):
-        self.ids: list[int] = []  # the tokens in the caches
-        self.caches = None
-        self.known: OrderedDict[tuple[int, ...], Behind] = OrderedDict()
-        self.ran = 0  # tokens that the last state had to run
+        self.decoder = FastDecoder(smollm2()[0], 1, MOST_PROMPT + MOST_NEW)
+        self.ids: list[int] = []  # the tokens in the cache
+        self.behind: dict[int, Behind] = {}  # by the number of tokens before
+        self.ran = 0  # tokens, so far
 
     def after(self, ids: list[int]) -> Behind:
-        """What is expected behind `ids`."""
-        key = tuple(ids)
-        if key not in self.known:
-            self.run(ids)
-            while len(self.known) > MOST_KNOWN:
-                self.known.popitem(last=False)
-        self.known.move_to_end(key)
-        return self.known[key]
-
-    def run(self, ids: list[int]):
-        """Run what comes behind the tokens that the caches and `ids` have in common."""
-        model, _ = smollm2()
-        pairs = zip(ids[:-1], self.ids, strict=False)
+        """What is expected behind `ids`; what they begin with as before is not run again."""
+        pairs = zip(ids, self.ids, strict=False)
         kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self.caches = self.caches or new_caches(model, MOST_PROMPT + MOST_NEW)
-        for cache in self.caches:
-            cache.trim(cache.length - kept)
-        with torch.inference_mode():
-            rows, _ = model(torch.tensor([ids[kept:]]), self.caches, kept)
-            best = rows[0].topk(MOST_K, dim=-1)
-            probabilities = rows[0].softmax(-1).gather(-1, best.indices)
-        self.ids, self.ran = list(ids), self.ran + len(ids) - kept
-        for n, behind in enumerate(zip(best.indices, best.values, probabilities, strict=True)):
-            self.known[tuple(ids[: kept + n + 1])] = Behind(*behind)
+        if kept < len(ids):
+            self.decoder.length = kept  # what is cached behind is written over
+            # the prompt as a whole, then token by token
+            for new in [[token] for token in ids[kept:]] if kept else [ids]:
+                logits = self.decoder.step(torch.tensor([new]))[0]
+                self.behind[self.decoder.length] = expected(logits)
+            self.ids, self.ran = list(ids), self.ran + len(ids) - kept
+        return self.behind[len(ids)]
+
+
+def expected(logits: Tensor) -> Behind:
+    best = logits.topk(MOST_K)
+    return Behind(best.indices, best.values, logits.softmax(-1)[best.indices])
+
+
+class Session:
+    """The last prompts, each as it was written on: to come back to one runs nothing again."""
+
+    def __init__(self):
+        self.written = lru_cache(MOST_TEXTS)(lambda text: Written())
 
     def compute(
-        self, text: str, temperature: float, top_k: int, top_p: float, min_p: float, clicks: int
+        self, text: str, temperature: float, top_k: int, top_p: float, min_p: float, clicks: tuple
     ) -> dict:
         model, tokenizer = smollm2()
         ids = tokens_of(text, MOST_PROMPT)
-        n_prompt, self.ran = len(ids), 0
-        filters = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        for throw in DICE[:clicks]:
+        written, n_prompt = self.written(text), len(ids)
+        before = written.ran
+        for settings, throw in zip(clicks, DICE, strict=False):
             if ids[-1] in tokenizer.eos_ids and len(ids) > n_prompt:
                 break
-            best = self.after(ids)
-            ids.append(draw(best.ids, next_token_probabilities(best.logits, **filters), throw))
-        best = self.after(ids)
-        kept = next_token_probabilities(best.logits, **filters)
+            best = written.after(ids)
+            ids.append(draw(best.ids, probabilities(best, *settings), throw))
+        best = written.after(ids)
+        kept = probabilities(best, temperature, top_k, top_p, min_p)
         return {
             "tokens": tokenizer.tokens(ids),
             "n_prompt": n_prompt,
@@ -83,10 +89,15 @@ class Session:
             "kept": kept[:SHOWN],
             "n_kept": int((kept > 0).sum()),
             "mass": float(kept.sum()),
-            "ran": self.ran,
+            "ran": written.ran - before,
             "bytes": cache_bytes(model.cfg, len(ids), dtype=model.embed.weight.dtype),
             "cached": len(ids),
         }
+
+
+def probabilities(behind: Behind, *settings: float) -> Tensor:
+    """What the next token is drawn from, among the likeliest; settings as in SETTINGS."""
+    return next_token_probabilities(behind.logits, **dict(zip(SETTINGS, settings, strict=True)))
 
 
 def draw(ids: Tensor, probabilities: Tensor, throw: Tensor) -> int:
@@ -138,10 +149,9 @@ def alt(data) -> str:
     )
 
 
-def code(temperature, top_k, top_p, min_p, clicks) -> str:
+def code(temperature, top_k, top_p, min_p) -> str:
     return (
-        f"model.generate(ids, {max(clicks, 1)}, {temperature:g}, top_k={top_k}, "
-        f"top_p={top_p:g}, min_p={min_p:g})"
+        f"model.generate(ids, 1, {temperature:g}, top_k={top_k}, top_p={top_p:g}, min_p={min_p:g})"
     )
 
 
@@ -150,13 +160,13 @@ def disabled(temperature: float) -> dict[str, str]:
     return {} if temperature else dict.fromkeys(("top_k", "top_p", "min_p"), reason)
 
 
-def invariants(data, top_k: int, clicks: int):
+def invariants(data, top_k: int, clicks: tuple):
     return [
         ("probabilities sum to 1", abs(data["mass"] - 1) < 1e-4),
         ("top-k keeps at most k", data["n_kept"] <= top_k),
         ("every token is cached", data["cached"] == len(data["tokens"])),
         ("no more is run than there is", data["ran"] <= len(data["tokens"])),
-        ("at most one token a click", len(data["tokens"]) - data["n_prompt"] <= clicks),
+        ("at most one token a click", len(data["tokens"]) - data["n_prompt"] <= len(clicks)),
     ]
 
 
@@ -169,16 +179,19 @@ def generation_stepper() -> Explorable:
         summary,
         controls=dict(
             text=Text("The capital of France is", label="prompt"),
-            temperature=Slider(0.8, 0.0, 2.0, step=0.1, help="0 takes the likeliest token"),
-            top_k=Slider(MOST_K, 1, MOST_K, log=True, label="top-k", unit="tokens"),
-            top_p=Slider(1.0, 0.05, 1.0, step=0.05, label="top-p", help="mass to keep"),
-            min_p=Slider(0.0, 0.0, 0.5, step=0.05, label="min-p", help="share of the largest"),
-            clicks=Step("draw", limit=MOST_NEW, help="draw, append, run that token alone"),
+            **SETTINGS,
+            clicks=Step(
+                "draw",
+                limit=MOST_NEW,
+                records=SETTINGS,
+                help="draw with these settings, append, run that token alone",
+            ),
         ),
         title="Where does the next token come from?",
         alt=alt,
         code=code,
         disabled=disabled,
+        remembered=1,  # so that the cache always follows the reader, token by token
         invariants=invariants,
         runs="smollm2",
         height=405,

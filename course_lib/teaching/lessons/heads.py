@@ -9,6 +9,7 @@ from torch import Tensor
 from course_lib.model import MLA, Config, GroupedQueryAttention, ModernDecoder
 from course_lib.model.checks import divisors, require
 from course_lib.teaching.swapping import share
+from course_lib.teaching.wrong import StepByStep
 from course_lib.training import next_token_loss
 from course_lib.zoo.configs import (
     CachedLayers,
@@ -205,6 +206,40 @@ def with_pooled_heads(
         copy.blocks[i].attn = attn
     if layers is None:
         copy.cfg = cfg
+    return copy
+
+
+class PooledByRow(StepByStep):
+    """Key/value heads shared in another way in each of the four rows of a batch: as they are,
+    all their mean, all the first, and tiled.
+
+    A projection and RoPE are linear, so the mean of the heads is the head of the mean weights:
+    one pass over the weights shows all four. Module 09."""
+
+    def expand(self, kv: Tensor) -> Tensor:
+        """(4, K, S, h) to (4, H, S, h)."""
+        trained, averaged, first, tiled = kv
+        one_for_all = (self.H, -1, -1)
+        return torch.stack([
+            trained.repeat_interleave(self.group_size, dim=0),
+            averaged.mean(0, keepdim=True).expand(one_for_all),
+            first[:1].expand(one_for_all),
+            tiled.repeat(self.group_size, 1, 1),
+        ])  # fmt: skip
+
+
+def with_pools_by_row(model: ModernDecoder) -> ModernDecoder:
+    """A decoder on the very weights of `model` for batches of four rows, see `PooledByRow`.
+
+    Raises ValueError for QK-Norm, which a mean does not pass through unchanged. Module 09."""
+    require(
+        not model.cfg.attention.qk_norm,
+        "qk_norm=True: the mean of normed keys is not the normed mean.",
+        "Use with_pooled_heads, which merges the weights.",
+    )
+    copy = share(model)
+    for block in copy.blocks:
+        block.attn.__class__ = PooledByRow
     return copy
 
 
