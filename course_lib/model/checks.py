@@ -1,6 +1,9 @@
 """How bad input is refused: ValueError with the value, the rule and what would work."""
 
 import math
+import os
+import shutil
+import sys
 from dataclasses import fields
 
 
@@ -19,6 +22,17 @@ def is_number(value) -> bool:
     """Whether `value` is a finite int or float (True is none). Module 16."""
     whole_or_float = isinstance(value, (int, float)) and not isinstance(value, bool)
     return whole_or_float and math.isfinite(value)
+
+
+def check_compiler(caller: str):
+    """Refuse to compile where the compiler that torch.compile calls is missing."""
+    usual = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+    name = os.environ.get("CXX", usual)
+    require(
+        shutil.which(name) is not None,
+        f"{caller} needs the C++ compiler {name!r}, which is not installed.",
+        "Install it, name another in the variable CXX, or go on with the eager form.",
+    )
 
 
 def divisors(n: int) -> list[int]:

@@ -1,9 +1,9 @@
 """All experts' products as one differentiable operation: the "grouped" form of MoE.
 
 Equal to the loop in values and gradients. It saves what surrounds a product when
-autograd sees each expert apart: an index, a copy and a graph node a projection. And it
-reads each weight ahead: a sum that nobody wants runs through it as fast as memory gives,
-while a product of few rows walks along several rows at once and waits at each.
+autograd sees each expert apart: an index, a copy and a graph node a projection. And
+it reads each weight ahead: a sum that nobody wants runs through it as fast as memory
+gives, while a product of few rows walks along several rows at once and waits at each.
 """
 
 import torch

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.model.checks import is_whole, require
+from course_lib.model.checks import check_compiler, is_whole, require
 from course_lib.model.moe import route
 
 from .fast import FastBlock, FastDecoder, FastNorm, FastSwiGLU, matrices_of, visit_sorted
@@ -274,8 +274,8 @@ def compile_decode(
 
     capacity counts prompt and new tokens, max_seq_len unless given; a smaller one is faster.
     prompt is the length of those prompts that a second program reads; others run in the eager
-    fast form. Needs a C++ compiler. Raises ValueError for what has no fast form
-    (`why_not_fast`). Module 11."""
+    fast form. Raises ValueError for what has no fast form (`why_not_fast`) and where no C++
+    compiler is installed. Module 11."""
     capacity = model.cfg.max_seq_len if capacity is None else capacity
     for name, value in (("batch", batch), ("capacity", capacity), ("prompt", prompt)):
         require(
@@ -288,4 +288,5 @@ def compile_decode(
         f"prompt={prompt!r} in capacity={capacity}.",
         f"Give a length from 2 to {capacity}, or None.",
     )
+    check_compiler("compile_decode")
     return CompiledDecoder(model, batch, capacity, prompt)

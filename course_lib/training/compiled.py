@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lib.model.checks import require
+from course_lib.model.checks import check_compiler, require
 from course_lib.model.grouped import expert_products, expert_products_backward
 from course_lib.model.inputs import check_ids
 
@@ -77,7 +77,8 @@ def compile_forward(model):
     the router logits. Pass it as `training_step(..., forward=compiled)`.
 
     The first call of each shape (B, T) compiles, for half a minute or so; the weights are the
-    model's own. Needs a C++ compiler. Module 13."""
+    model's own. Raises ValueError where no C++ compiler is installed. Module 13."""
+    check_compiler("compile_forward")
 
     def forward(ids, cos, sin):
         x, router_logits = model.embed(ids), []

@@ -99,6 +99,14 @@ def test_the_opaque_experts_equal_the_layer_in_values_and_gradients(model):
         assert (a - b).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("compile_it", (compile_decode, compile_forward))
+def test_says_in_a_sentence_that_the_compiler_is_missing(model, monkeypatch, compile_it):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match="C\\+\\+ compiler 'no-such-compiler'.*eager form"):
+        compile_it(model)
+
+
+@needs_compiler
 def test_the_compiled_forward_refuses_what_the_model_refuses(model):
     forward = compile_forward(model)  # compiles at its first call only
     with pytest.raises(ValueError, match="vocab_size=31"):
