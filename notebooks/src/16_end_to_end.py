@@ -1098,9 +1098,8 @@ print(f"  {'lm_head':16} B T V    {real['lm_head'].shape}")
 # %% [markdown] id="turn-stepper-text" slideshow={"slide_type": "slide"}
 # ### Turn: one token a click
 #
-# Left, what the model believes; right, what the next token is drawn from. A setting counts from the next
-# click on: what was drawn stays. The dice are the same in every run, so *start over*, click again, and a changed
-# text comes from a changed setting. Watch the cache: a click runs **one** token.
+# Left, what the model believes; right, what the next click draws from. What was drawn stays: *start over* to
+# compare settings, the dice are the same in every run. Watch the cache: a click runs **one** token.
 
 # %% id="turn-stepper"
 from course_lib.teaching.explorables.stepper import generation_stepper

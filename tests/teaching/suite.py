@@ -83,6 +83,7 @@ class Tour:
     """What a visit to all states measured, in milliseconds by what had to be done."""
 
     new: list[float] = field(default_factory=list)
+    clicks: list[float] = field(default_factory=list)
     sentences: list[float] = field(default_factory=list)
     shown_again: list[float] = field(default_factory=list)
     updates: int = 0
@@ -92,6 +93,7 @@ class Tour:
         """What was done, how long it took each time, and how long it may take."""
         kinds = [
             ("a new state", self.new, MOST_MS[explorable.runs]),
+            ("a click", self.clicks, MOST_MS[explorable.runs]),
             ("a new sentence", self.sentences, MOST_MS_SENTENCE),
             ("shown differently", self.shown_again, MOST_MS_VIEW),
         ]
@@ -140,18 +142,21 @@ def visit(explorable: Explorable, state: dict, tour: Tour, seen: set, make: Call
     spent = milliseconds(explorable, state)
     tour.updates += 1
     if inputs not in seen and len(seen) > 2:  # the first ones import and draw weights
-        sentence = is_new_sentence(explorable, before, state)
-        most = MOST_MS_SENTENCE if sentence else MOST_MS[explorable.runs]
+        times, most = kind_of_step(explorable, before, state, tour)
         if spent > most and make:  # what else runs on the machine only ever adds
             spent = min(spent, milliseconds_afresh(make, before, state))
-        (tour.sentences if sentence else tour.new).append(spent)
+        times.append(spent)
     seen.add(inputs)
 
 
-def is_new_sentence(explorable: Explorable, before: dict, state: dict) -> bool:
-    """Whether SmolLM2 has to read another text."""
-    texts = [name for name, c in explorable.declared.items() if isinstance(c, Text)]
-    return explorable.runs == "smollm2" and any(before[n] != state[n] for n in texts)
+def kind_of_step(explorable: Explorable, before: dict, state: dict, tour: Tour):
+    """Where its time belongs, and how long it may take.
+
+    Clicks are many: beside them a slow change of a setting would be lost in a percentile."""
+    moved = {type(explorable.declared[name]) for name in state if state[name] != before[name]}
+    if Text in moved and explorable.runs == "smollm2":
+        return tour.sentences, MOST_MS_SENTENCE
+    return tour.clicks if moved == {Step} else tour.new, MOST_MS[explorable.runs]
 
 
 def milliseconds_afresh(make: Callable[[], Explorable], before: dict, state: dict) -> float:
