@@ -18,10 +18,9 @@ class WithShared(nn.Module):
         return self.routed(x) + self.shared(x)
 
 
-def qwen3_config(cfg):
-    from transformers import Qwen3MoeConfig
-
-    return Qwen3MoeConfig(
+def sizes(cfg) -> dict:
+    """What the configurations of all transformers classes here have in common."""
+    return dict(
         vocab_size=cfg.vocab_size,
         hidden_size=cfg.d_model,
         num_hidden_layers=cfg.n_layers,
@@ -29,12 +28,6 @@ def qwen3_config(cfg):
         num_key_value_heads=cfg.n_kv_heads,
         head_dim=cfg.d_head,
         intermediate_size=cfg.d_ff,
-        moe_intermediate_size=cfg.d_expert,
-        num_experts=cfg.n_experts,
-        num_experts_per_tok=cfg.n_experts_active,
-        norm_topk_prob=True,
-        mlp_only_layers=list(range(cfg.first_k_dense)),
-        decoder_sparse_step=1,
         rms_norm_eps=cfg.norm_eps,
         max_position_embeddings=cfg.max_seq_len,
         tie_word_embeddings=cfg.tied,
@@ -45,25 +38,39 @@ def qwen3_config(cfg):
     )
 
 
-@torch.no_grad()
-def qwen3_of(model):
-    """`model` as transformers' Qwen3MoeForCausalLM with the shared expert added."""
-    from transformers import Qwen3MoeForCausalLM
-    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeMLP
-
-    config = qwen3_config(model.cfg)
-    peer = Qwen3MoeForCausalLM(config)
+def fill(peer, model, block_of):
+    """Give `peer` the weights of `model`, those of a block as block_of names them."""
     weights = {
         "model.embed_tokens.weight": model.embed.weight,
         "lm_head.weight": model.lm_head.weight,
         "model.norm.weight": model.norm_f.weight,
     }
     for i, block in enumerate(model.blocks):
-        weights |= {f"model.layers.{i}.{k}": v for k, v in qwen3_block(block).items()}
+        weights |= {f"model.layers.{i}.{k}": v for k, v in block_of(block).items()}
     peer.load_state_dict(weights)
+    return peer.eval()
+
+
+@torch.no_grad()
+def qwen3_of(model):
+    """`model` as transformers' Qwen3MoeForCausalLM with the shared expert added."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeMLP
+
+    cfg = model.cfg
+    config = Qwen3MoeConfig(
+        **sizes(cfg),
+        moe_intermediate_size=cfg.d_expert,
+        num_experts=cfg.n_experts,
+        num_experts_per_tok=cfg.n_experts_active,
+        norm_topk_prob=True,
+        mlp_only_layers=list(range(cfg.first_k_dense)),
+        decoder_sparse_step=1,
+    )
+    peer = fill(Qwen3MoeForCausalLM(config), model, qwen3_block)
     for block, layer in zip(model.blocks, peer.model.layers, strict=True):
         if block.is_moe and len(block.ffn.shared):
-            shared = Qwen3MoeMLP(config, intermediate_size=model.cfg.d_expert)
+            shared = Qwen3MoeMLP(config, intermediate_size=cfg.d_expert)
             shared.load_state_dict(qwen3_ffn(block.ffn.shared[0]))
             layer.mlp = WithShared(layer.mlp, shared)
     return peer.eval()
@@ -116,30 +123,7 @@ def llama_of(model):
     """A dense `model` without QK-Norm as transformers' LlamaForCausalLM."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    cfg = model.cfg
-    config = LlamaConfig(
-        vocab_size=cfg.vocab_size,
-        hidden_size=cfg.d_model,
-        num_hidden_layers=cfg.n_layers,
-        num_attention_heads=cfg.n_heads,
-        num_key_value_heads=cfg.n_kv_heads,
-        head_dim=cfg.d_head,
-        intermediate_size=cfg.d_ff,
-        rms_norm_eps=cfg.norm_eps,
-        max_position_embeddings=cfg.max_seq_len,
-        tie_word_embeddings=cfg.tied,
-        rope_parameters={"rope_type": "default", "rope_theta": cfg.rope_theta},
-    )
-    peer = LlamaForCausalLM(config)
-    weights = {
-        "model.embed_tokens.weight": model.embed.weight,
-        "lm_head.weight": model.lm_head.weight,
-        "model.norm.weight": model.norm_f.weight,
-    }
-    for i, block in enumerate(model.blocks):
-        weights |= {f"model.layers.{i}.{k}": v for k, v in dense_block(block).items()}
-    peer.load_state_dict(weights)
-    return peer.eval()
+    return fill(LlamaForCausalLM(LlamaConfig(**sizes(model.cfg))), model, dense_block)
 
 
 def litgpt_of(model):
