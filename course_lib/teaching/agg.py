@@ -178,9 +178,11 @@ def draw_cells(box: Box, panel: Heat, values: np.ndarray, hidden: np.ndarray) ->
     ax = frame.axes()
     paint(ax, panel, values, hidden, 0, cell, h / rows)
     label_axis(ax, xticks, every, slanted, 0.5)
-    y_every = max(1, -int(-(TEXT_LINE - 4) // max(1e-9, h / rows)))
+    low = bool(panel.yticks) and 12.5 <= h / rows < TEXT_LINE - 4  # all names, a little smaller
+    y_every = 1 if low else max(1, -int(-(TEXT_LINE - 4) // max(1e-9, h / rows)))
     at = np.arange(0, rows, y_every)
-    ax.set_yticks(at + 0.5, [yticks[i] for i in at])
+    size = min(FONT, 0.72 * h / rows) if low else FONT
+    ax.set_yticks(at + 0.5, [yticks[i] for i in at], fontsize=size)
     ax.tick_params(axis="y", length=0, pad=4)
     name_axes(ax, Box(box.fig, box.x - TEXT_LINE, box.y, box.w, box.h), below + 2, panel)
     return frame
@@ -312,7 +314,7 @@ def add_swatch(box: Box, label: str):
 
 def draw_bars(box: Box, panel: Bars):
     stacked = panel.values if panel.values.ndim == 2 else panel.values[None]
-    totals = stacked.sum(0)
+    totals = np.nan_to_num(stacked.sum(0))  # NaN, where there is no value, has no height
     handles = bar_handles(panel)
     limits = panel.limits or bar_limits(totals, panel.reference)
     counts = bool((totals == totals.round()).all())
@@ -395,6 +397,9 @@ def draw_lines(box: Box, panel: Lines):
     styles, handles = ("-", "--", "-.", ":"), []
     for i, (name, y) in enumerate(panel.curves.items()):
         look = {"color": theme.role_colour(panel.roles[i]), "linestyle": styles[i % 4]}
+        if len(panel.x) > box.w - left - 8 and np.isfinite(y).all():
+            handles += fill_band(ax, panel, y, box.w - left - 8, name, look["color"])
+            continue
         handles += ax.plot(
             panel.x, y, label=name, marker="o" if panel.dots else None, markersize=4, **look
         )
@@ -416,6 +421,23 @@ def draw_lines(box: Box, panel: Lines):
         lift = TEXT_LINE / (box.h - top - bottom) if marked else 0
         place["bbox_to_anchor"] = (1, 1 + lift)
         ax.legend(handles=handles, ncols=len(handles), handlelength=2.2, columnspacing=1.2, **place)
+
+
+def fill_band(ax: Axes, panel: Lines, y: np.ndarray, width: float, name: str, colour: str) -> list:
+    """A curve of more points than pixels, without a gap: in each column of two pixels from the
+    lowest to the highest."""
+    x = np.log(panel.x) if panel.xlog else panel.x
+    column = ((x - x[0]) / (x[-1] - x[0]) * width / 2).astype(int)
+    column = np.minimum(column, column[-1] - 1)  # the last one takes what is left over, too
+    first = np.flatnonzero(np.diff(column, prepend=-1))  # of each column; x rises
+    before = y[np.maximum(first - 1, 0)]  # a column begins where the one before it ends
+    low = np.minimum(np.minimum.reduceat(y, first), before)
+    high = np.maximum(np.maximum.reduceat(y, first), before)
+    at = panel.x[first]
+    ax.fill_between(at, low, high, color=colour, alpha=0.25, linewidth=0)
+    edge = {"color": colour, "linewidth": 1.4, "solid_joinstyle": "round"}
+    ax.plot(at, low, **edge)
+    return ax.plot(at, high, label=name, **edge)
 
 
 # -- text and diagrams ----------------------------------------------------------------------------

@@ -144,12 +144,14 @@ class Explorable:
         self.widget = with_class(ipywidgets.VBox(parts), "explorable")
 
     def _groups(self) -> list[ipywidgets.Widget]:
-        """The controls in two columns; groups stand side by side, each under its name."""
+        """The controls in columns; groups stand side by side, each under its name."""
         groups: dict[str, list] = {}
         for name, control in self.declared.items():
             groups.setdefault(control.group, []).append(self.controls[name])
         if len(groups) == 1:
-            return [with_class(ipywidgets.Box(*groups.values()), "explorable-controls")]
+            box = with_class(ipywidgets.Box(*groups.values()), "explorable-controls")
+            boxes = sum(isinstance(control, Toggle) for control in self.declared.values())
+            return [with_class(box, "explorable-boxes") if 2 * boxes > len(self.declared) else box]
         columns = []
         for title, widgets in groups.items():
             heading = with_class(ipywidgets.HTML(html.escape(title)), "explorable-group")
@@ -278,11 +280,11 @@ class Explorable:
         reasons = self._disabled(**state) if self._disabled else {}
         for name, widget in self.controls.items():
             widget.disabled = name in reasons
-        lines = [
-            f"{html.escape(self.declared[name].caption(name))}: {html.escape(reason)}"
-            for name, reason in reasons.items()
-        ]
-        self.reasons.value = "<br>".join(lines)
+        sharing: dict[str, list[str]] = {}
+        for name, reason in reasons.items():
+            sharing.setdefault(reason, []).append(self.declared[name].caption(name))
+        lines = [f"{', '.join(names)}: {reason}" for reason, names in sharing.items()]
+        self.reasons.value = " · ".join(map(html.escape, lines))
 
     # -- what is shown, for notebooks and tests -----------------------------------------------
 

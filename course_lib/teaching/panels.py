@@ -102,7 +102,8 @@ def own_limits(shown: np.ndarray, scale: str) -> tuple[float, float]:
 class Bars(Panel):
     """One bar for each label; 2-D values (n names, n labels) are stacked.
 
-    fmt is a format string, or "compact" for 1.5M. `reference` is a dashed line, with its
+    fmt is a format string, or "compact" for 1.5M. NaN is no bar: `missing` is written in its
+    place. `reference` is a dashed line, with its
     label. roles: one for each bar, or for each name when stacked; "expert 3" is a role.
     pick={"x": control} sets it to the bar's index. Module 16."""
 
@@ -117,6 +118,7 @@ class Bars(Panel):
     reference_label: str = ""
     show_values: bool = True
     fmt: str = "{:.0f}"
+    missing: str | None = None
     limits: tuple[float, float] | None = None
     pick: Mapping[str, str] = field(default_factory=dict)
     mark: int | None = None
@@ -125,7 +127,8 @@ class Bars(Panel):
         values = as_array(self.values)
         demand(values.ndim in (1, 2), f"Bars values {values.shape}: give 1-D or 2-D.")
         demand(values.size > 0, "Bars: no values.")
-        demand(bool(np.isfinite(values).all()), "Bars: a value is not finite.")
+        known = values if self.missing is None else values[~np.isnan(values)]
+        demand(bool(np.isfinite(known).all()), "Bars: a value is not finite.")
         labels = as_texts(self.labels)
         demand(
             len(labels) == values.shape[-1],
@@ -217,7 +220,7 @@ def compact(value: float) -> str:
     return f"{value:.3g}"
 
 
-NOTE_LINE, NOTE_FRAME, LEAST_ROW = 18, 40, 110  # pixels
+NOTE_LINE, NOTE_TITLE, NOTE_FRAME, LEAST_ROW = 18, 26, 14, 110  # pixels
 
 
 def row_heights(rows: list[list[Panel]], total: int) -> list[int]:
@@ -233,4 +236,5 @@ def row_heights(rows: list[list[Panel]], total: int) -> list[int]:
 
 
 def note_height(row: list[Note]) -> int:
-    return NOTE_FRAME + NOTE_LINE * max(note.text.count("\n") + 1 for note in row)
+    frame = NOTE_FRAME + NOTE_TITLE * any(note.title for note in row)
+    return frame + NOTE_LINE * max(note.text.count("\n") + 1 for note in row)

@@ -65,7 +65,7 @@ def texts_of(panel: Panel) -> list[str] | None:
     if isinstance(panel, Bars) and panel.show_values:
         totals = panel.values if panel.values.ndim == 1 else panel.values.sum(0)
         write = compact if panel.fmt == "compact" else panel.fmt.format
-        return [write(value) for value in totals]
+        return [panel.missing if np.isnan(value) else write(value) for value in totals]
     if isinstance(panel, Heat) and panel.fmt:
         return [panel.fmt.format(value) for value in panel.values.ravel()]
     return None

@@ -142,6 +142,15 @@ def test_bars_and_lines_say_their_values(shown):
     assert told == {"m 1: a 0.5 · b 1", "m 2: a 0.25 · b none", "m 4: a 0.125 · b 3"}
 
 
+def test_what_is_missing_is_said_and_a_dense_curve_is_a_pale_band(shown):
+    bars = Bars([np.nan, 5], ["left", "right"], missing="does not fit", roles=["k", "k"])
+    swing = Lines(range(4000), {"a": np.cos(np.arange(4000))}, limits=(-1.05, 1.05), roles=["q"])
+    page = shown([bars, swing])
+    assert {words for _, _, words in visit(page, 0, 40)} == {"left: does not fit", "right: 5"}
+    opaque = pixels(page, 1)[..., 3] / 255
+    assert (np.abs(opaque - 0.25) < 0.01).mean() > 0.5 and (opaque > 0.5).mean() < 0.2
+
+
 def test_nothing_is_cut_at_the_edge_of_a_panel(shown):
     lines = Lines([0, 1e5, 2e5], {"a": [0, 1, 2]}, width=0.5)
     full = Bars([1, 0.5], "ab", limits=(0, 1), fmt="{:.2f}", roles=["k", "k"], width=0.5)

@@ -9,6 +9,7 @@ from tools.browser import browser_page, lab_server, open_notebook, run_all
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 MOST_MEDIAN = 120  # milliseconds from a key to the new picture
+MOST_HEIGHT = 600  # pixels of an explorable: what JupyterLab shows of a page on a screen of 720
 PICTURE_SECONDS, POLL = 8, 50  # seconds to wait for a picture, milliseconds between looks
 TRACEBACKS = ".jp-OutputArea [data-mime-type='application/vnd.jupyter.error']"
 STDERR = ".jp-OutputArea [data-mime-type='application/vnd.jupyter.stderr']"
@@ -115,20 +116,24 @@ def test_every_control_of_the_notebook_works(notebook, course, shots, record_pro
         assert not page.locator(TRACEBACKS).all_text_contents()
         assert not page.locator(STDERR).all_text_contents()
         roots = page.query_selector_all(".explorable")
-        dead, times = [], {}
+        dead, times, heights = [], {}, {}
         for number, root in enumerate(roots):
             root.scroll_into_view_if_needed()
             title = root.query_selector(".explorable-title").text_content().strip()
             page.wait_for_timeout(300)
             root.screenshot(path=shots / f"{notebook.stem}-{number}-before.png")
+            at_first = root.bounding_box()["height"]
             dead += [f"{title}: {name}" for name in dead_controls(page, root)]
             root.screenshot(path=shots / f"{notebook.stem}-{number}-after.png")
             assert root.query_selector(".xp").get_attribute("data-state") != "failed", title
             times[title] = answer_time(root)
+            heights[title] = max(at_first, root.bounding_box()["height"])
         told = ", ".join(f"{name} {time:.0f}" for name, time in times.items() if time is not None)
         record_property("line", f"{notebook.stem}, ms from key to picture in the browser: {told}")
         assert len(roots) >= 4, f"{len(roots)} explorables were found"
         assert not dead, f"nothing moves: {dead}"
+        tall = {name: height for name, height in heights.items() if height > MOST_HEIGHT}
+        assert not tall, f"higher than {MOST_HEIGHT} pixels: {tall}"
         slow = {name: time for name, time in times.items() if time and time > MOST_MEDIAN}
         assert not slow or is_crowded(), f"slower than {MOST_MEDIAN} ms in the median: {slow}"
         assert not watched.errors, watched.errors

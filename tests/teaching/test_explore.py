@@ -122,6 +122,11 @@ def test_a_pick_leaves_a_disabled_control_alone():
     assert "not now" in toy.reasons.value
 
 
+def test_controls_that_share_a_reason_share_its_sentence():
+    toy = make(disabled=lambda: {"row": "not now", "seed": "never", "n": "not now"})
+    assert toy.reasons.value == "row, n: not now · seed: never"
+
+
 def test_each_control_makes_its_widget():
     kinds = {
         Slider(2, 1, 8): ipywidgets.IntSlider,
@@ -527,6 +532,8 @@ def test_the_suite_fails_slow_and_leaking_explorables():
         suite.check_time(toy, suite.Tour(new=[10.0] * 90 + [200.0] * 10))
     with pytest.raises(AssertionError, match="p95"):
         suite.check_time(toy, suite.Tour(new=[10.0], shown_again=[30.0] * 10))
+    with pytest.raises(AssertionError, match="a new state"):  # though clicks are many
+        suite.check_time(toy, suite.Tour(new=[200.0], clicks=[10.0] * 100))
     with pytest.raises(AssertionError, match="nothing was computed"):
         suite.check_time(toy, suite.Tour(shown_again=[1.0]))
     with pytest.raises(AssertionError, match="stay"):

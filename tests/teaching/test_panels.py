@@ -27,10 +27,13 @@ PANELS = {
     "tiles": Heat(RNG.random((6, 5, 5)), hidden=CAUSAL, names=list("uvwxyz"), mark_tile=2),
     "signed": Heat(RNG.standard_normal((2, 2)), scale="diverging"),
     "bars": Bars([3, 0, 5], "abc", reference=2.5, reference_label="even", mark=1),
+    "missing": Bars([np.nan, 2, 5], "abc", missing="none"),
+    "nothing": Bars([[np.nan], [1]], "a", names=["met", "rest"], missing="none"),
     "negative": Bars([-3.5, 2.0], ["left", "right"], fmt="{:.1f}"),
     "stacked": Bars(RNG.random((2, 4)), range(4), names=["met", "rest"], roles=["q", "k"]),
     "lines": Lines(range(1, 9), {"a": RNG.random(8), "b": RNG.random(8)}, marks={"here": 3}),
     "logs": Lines([1, 10, 100], {"a": [1, np.nan, 1e6]}, xlog=True, ylog=True, dots=True),
+    "dense": Lines(range(3000), {"a": np.cos(np.arange(3000))}),
     "note": Note("q (1, 2)\nk (1, 2)", title="shapes"),
     "picture": Picture("<svg xmlns='http://www.w3.org/2000/svg'/>"),
 }
@@ -97,6 +100,8 @@ def test_tensors_and_lists_become_arrays():
         lambda: Bars([1, 2], ["a"]),
         lambda: Bars([[1, 2]], "ab"),
         lambda: Bars([np.inf], "a"),
+        lambda: Bars([np.nan], "a"),
+        lambda: Bars([np.inf], "a", missing="none"),
         lambda: Bars([1, 2], "ab", roles=["q"]),
         lambda: Lines([1, 2], {}),
         lambda: Lines([1, 2], {"a": [1, 2, 3]}),
@@ -123,7 +128,8 @@ def test_limits_are_zero_to_the_largest_or_symmetric():
 def test_rows_share_the_height_and_text_takes_its_lines():
     note, bars = Note("a\nb\nc"), PANELS["bars"]
     assert row_heights([[bars], [bars]], 400) == [200, 200]
-    assert row_heights([[note], [bars]], 400) == [94, 306]
+    assert row_heights([[note], [bars]], 400) == [68, 332]
+    assert row_heights([[Note("a\nb\nc", title="t")], [bars]], 400) == [94, 306]
     tall = Bars([1], "a", height=3)
     assert row_heights([[bars, tall], [bars]], 400) == [300, 110]
     assert min(row_heights([[bars]] * 9, 400)) == 110
@@ -161,6 +167,38 @@ def test_no_text_leaves_the_picture_and_none_is_small(panel):
     assert drawn.y0 >= -0.01 and drawn.y1 <= height + 0.01, drawn
     texts = fig.findobj(lambda artist: hasattr(artist, "get_fontsize"))
     assert min(text.get_fontsize() for text in texts) >= 9
+
+
+def test_what_is_missing_is_said_and_has_no_bar():
+    for name, said in (("missing", ["none", "2", "5"]), ("nothing", ["none"])):
+        assert wire.texts_of(PANELS[name]) == said
+        (ax,) = axes_of(PANELS[name])
+        assert [text.get_text() for text in ax.texts] == said
+        assert ax.texts[0].get_position()[1] == 0
+
+
+def test_a_curve_of_more_points_than_pixels_is_a_band_round_it():
+    panel = PANELS["dense"]
+    (ax,) = axes_of(panel)
+    (band,) = ax.collections
+    low, high = (line.get_ydata() for line in ax.lines)
+    assert len(low) < 600 / 2 and band.get_alpha() < 0.5
+    assert (low.min(), high.max()) == (panel.curves["a"].min(), panel.curves["a"].max())
+    assert (high - low).min() > 1.8, "each column holds more than a turn"
+    smooth = Lines(range(3000), {"a": np.linspace(0, 1, 3000)})
+    low, high = (line.get_ydata() for line in axes_of(smooth)[0].lines)
+    assert (high - low).max() < 0.02
+    few = Lines(range(100), {"a": np.cos(np.arange(100))})
+    gaps = Lines(range(3000), {"a": np.where(np.arange(3000) % 2, 1, np.nan)})
+    assert not axes_of(few)[0].collections and not axes_of(gaps)[0].collections
+
+
+def test_low_rows_are_all_named():
+    names = [f"block {i}" for i in range(14)]
+    panel = Heat(np.zeros((14, 20)), yticks=names, square=False)
+    for height, named in ((300, 14), (240, 14), (160, 7)):
+        ax = agg.draw([[panel]], 600, height).axes[0]
+        assert len(ax.get_yticks()) == named, height
 
 
 def test_heat_shows_its_values_and_hatches_what_is_masked():

@@ -1,11 +1,14 @@
 """The theme: legible on light and dark, distinct for colour-blind readers, stable bytes."""
 
+import io
 import itertools
 import sys
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from PIL import Image
 
 from course_lib.teaching import theme
 
@@ -155,6 +158,23 @@ def test_show_stores_a_picture_and_a_line():
     assert again["text/plain"] == "It grows."
     with pytest.raises(ValueError, match="alt="):
         theme.show(sketch(), alt=" ")
+
+
+def test_a_png_of_few_colours_looks_as_it_was_drawn():
+    fig, axes = theme.figure(6, 3, ncols=3)
+    for ax, colours in zip(axes[:2], (theme.SEQUENTIAL, theme.DIVERGING), strict=True):
+        ax.imshow(np.linspace(0, 1, 4096).reshape(64, 64), cmap=colours, aspect="auto")
+    for i, role in enumerate(theme.ROLE):
+        axes[2].plot([0, 1], [i, i + 1], color=theme.role_colour(role), label=role)
+    theme.png_of(fig)  # a second drawing moves the axes a little
+    stored, drawn = Image.open(io.BytesIO(theme.png_of(fig))), io.BytesIO()
+    assert stored.mode == "P"
+    with matplotlib.rc_context(theme.STYLE):
+        fig.savefig(drawn, format="png", dpi=theme.DPI * theme.SHARPNESS)
+    before = np.asarray(Image.open(drawn).convert("RGB"), int)
+    after = np.asarray(stored.convert("RGB"), int)
+    assert np.abs(after - before).max() <= 10
+    assert (after[(before == 255).all(-1)] == 255).all(), "paper stays white"
 
 
 def test_save_writes_the_same_bytes_and_leaves_equal_files_alone(tmp_path):

@@ -138,8 +138,16 @@ def compute_calculator(model, tokens, batch, bits, weight_bits, variant, windows
     )
     cache = one[variant]
     most = [lesson.most_requests(row, d, cache, weight_bits) for d in lesson.DEVICES]
-    speed = [lesson.step_bound(row, d, batch * cache, batch, weight_bits) for d in lesson.DEVICES]
+    speed = [
+        lesson.step_bound(row, d, batch * cache, batch, weight_bits) if fits(n, batch) else None
+        for d, n in zip(lesson.DEVICES, most, strict=True)
+    ]
     return {"one": one, "cache": cache, "most": most, "speed": speed, "weights": row.total}
+
+
+def fits(most: int | None, batch: int) -> bool:
+    """Whether `batch` requests, and the weights before them, fit on a device for `most`."""
+    return most is not None and most >= batch
 
 
 def can_be(row) -> bool:
@@ -147,10 +155,10 @@ def can_be(row) -> bool:
 
 
 def view_calculator(data, model, tokens, batch, variant):
-    one, most = data["one"], data["most"]
-    cards = [f"{d.name} ({d.memory / 1e9:.0f} GB)" for d in lesson.DEVICES]
-    cannot = [d.name for d, n in zip(lesson.DEVICES, most, strict=True) if n is None]
-    note = f"the weights do not fit on one {', '.join(cannot)}" if cannot else "weights fit on all"
+    one = data["one"]
+    cards = dict(labels=[f"{d.name}" for d in lesson.DEVICES], fmt="compact",
+                 missing="does not fit")  # fmt: skip
+    memory = ", ".join(f"{d.memory / 1e9:.0f}" for d in lesson.DEVICES)
     return [
         [
             Bars([n / GIB for n in one.values()], list(one), ylabel="GiB a request", fmt="compact",
@@ -158,17 +166,20 @@ def view_calculator(data, model, tokens, batch, variant):
                  title=f"{model}: {in_bytes(data['cache'])} for {tokens:,} tokens"),
         ],
         [
-            Bars([n or 0 for n in most], cards, role="cache", fmt="compact",
-                 ylabel="requests", title=f"Most requests beside the weights: {note}"),
-            Bars(data["speed"], [d.name for d in lesson.DEVICES], role="q", fmt="compact",
-                 ylabel="tokens/s",
+            Bars(known(data["most"]), role="cache", ylabel="requests", **cards,
+                 title=f"Most requests beside the weights ({memory} GB)"),
+            Bars(known(data["speed"]), role="q", ylabel="tokens/s", **cards,
                  title=f"Bound of memory for {batch} together"),
         ],
     ]  # fmt: skip
 
 
+def known(values) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
 def said(n: int | None) -> str:
-    return "weights do not fit" if n is None else f"{n:,}"
+    return "does not fit" if n is None else f"{n:,.0f}"
 
 
 def fit_in_words(most: int | None) -> str:
@@ -178,11 +189,11 @@ def fit_in_words(most: int | None) -> str:
 
 
 def summary_calculator(data, model, tokens, batch, bits, variant):
-    speed = ", ".join(f"{n:,.0f}" for n in data["speed"])
     return (
         f"{model}, {variant}, {tokens:,} tokens at {bits} bits: {in_bytes(data['cache'])} a "
         f"request, {in_bytes(batch * data['cache'])} for {batch}; most requests on 24/80/141 GB: "
-        f"{', '.join(map(said, data['most']))}; at most {speed} tokens/s"
+        f"{', '.join(map(said, data['most']))}; tokens/s for {batch} together at most: "
+        f"{', '.join(map(said, data['speed']))}"
     )
 
 
@@ -195,7 +206,10 @@ def calculator_invariants(data, model, tokens, batch, bits, variant, windows):
         ("MQA never exceeds MHA", one.get("MQA", 0) <= one.get("MHA", math.inf)),
         ("a larger device holds no less", [n or 0 for n in data["most"]]
          == sorted(n or 0 for n in data["most"])),
-        ("faster memory is faster", data["speed"] == sorted(data["speed"])),
+        ("a bound exactly where all of it fits", [n is not None for n in data["speed"]]
+         == [n is not None and n >= batch for n in data["most"]]),
+        ("faster memory is faster", data["speed"]
+         == sorted(data["speed"], key=lambda n: -1 if n is None else n)),
     ]  # fmt: skip
 
 
@@ -224,7 +238,7 @@ def calculator_explorable() -> Explorable:
         code=lambda model, tokens, bits, windows: f"published_cache_bytes(published('{model}'), "
         f"{tokens}, bits={bits}, windows={windows})",
         invariants=calculator_invariants,
-        height=430,
+        height=372,
     )  # fmt: skip
 
 
@@ -316,14 +330,19 @@ def cell_boxes(shapes, form):
     return boxes, edges
 
 
+def in_gflop(data, form: str) -> str:
+    n = sum(data["flops"][form]) / 1e9
+    return f"{n:,.0f}" if n >= 1000 else f"{n:.3g}"
+
+
 def view_cell(data, T, form):
     flops = np.array([data["flops"][f] for f in FORMS]).T / 1e9
     total = {f: sum(data["flops"][f]) for f in FORMS}
     better = min(total, key=total.get)
     ratio = max(total.values()) / min(total.values())
     return [
-        [picture(cell_sketch(*cell_boxes(data["shapes"], form)), height=1.7,
-                 title=f"{form}: each box with the shape that leaves it")],
+        [picture(cell_sketch(*cell_boxes(data["shapes"], form),
+                             "each box with the shape that leaves it"), height=1.35)],
         [
             Bars(flops, list(FORMS), names=["attention", "into and out of the latent"],
                  roles=["scores", "norm"], ylabel="GFLOP", fmt="compact", width=1.2,
@@ -343,8 +362,7 @@ def cell_explorable() -> Explorable:
         view_cell,
         lambda data, form: f"{form}: scores {data['shapes']['scores']}; cache "
         f"{in_bytes(data['cache'])} a layer, expanded {in_bytes(data['expanded'])}; absorbed "
-        f"{sum(data['flops']['absorbed']) / 1e9:.3g} GFLOP, naive "
-        f"{sum(data['flops']['naive']) / 1e9:.3g} GFLOP",
+        f"{in_gflop(data, 'absorbed')} GFLOP, naive {in_gflop(data, 'naive')} GFLOP",
         controls=dict(
             form=Choice("absorbed", FORMS),
             H=Slider(128, 4, 128, log=True, label="heads (H)"),
@@ -357,8 +375,8 @@ def cell_explorable() -> Explorable:
         ),
         title="Inside MLA: one latent for all heads",
         alt=lambda data, T: f"With {T} new token{'s' * (T > 1)} the absorbed form needs "
-        f"{sum(data['flops']['absorbed']) / 1e9:.3g} GFLOP and the naive one "
-        f"{sum(data['flops']['naive']) / 1e9:.3g}; both cache {in_bytes(data['cache'])}.",
+        f"{in_gflop(data, 'absorbed')} GFLOP and the naive one {in_gflop(data, 'naive')}; both "
+        f"cache {in_bytes(data['cache'])}.",
         code=lambda r, p, n, form: f"MLA(kv_lora_rank={r}, d_rope={p}, d_nope={n}, d_value={n}, "
         f"form='{form}')",
         invariants=lambda data, H, r, p, n, P, T: [
@@ -367,7 +385,7 @@ def cell_explorable() -> Explorable:
             ("heads of the value width", data["shapes"]["heads"] == (1, H, T, n)),
             ("out is the stream", data["shapes"]["out"] == (1, T, D)),
         ],
-        height=440,
+        height=372,
     )  # fmt: skip
 
 

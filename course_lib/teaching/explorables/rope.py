@@ -296,18 +296,34 @@ def compute_score(content: str, theta: float, d: int, farthest: int, seed: int) 
     return {"scores": scores.numpy()}
 
 
+NEAR, FAR = 64, 512  # steps: the first ones stand by themselves where there are very many
+
+
 def view_score(data, farthest):
-    scores, steps = data["scores"], np.diff(data["scores"])
-    rising = np.where(np.append(steps > 0, False) | np.insert(steps > 0, 0, False), scores, np.nan)
-    curves = {"score": scores, "farther, yet higher": rising}
+    scores = data["scores"]
+    rises = np.diff(scores) > 0
+    found = f"The score rises on {int(rises.sum())} of {farthest} steps away"
+    if farthest <= FAR:
+        return score_panel(scores, found, mark_rises=True)
+    return [
+        score_panel(scores[: NEAR + 1], f"The first {NEAR} steps", mark_rises=True),
+        score_panel(scores, found, mark_rises=False, width=1.6),
+    ]
+
+
+def score_panel(scores: np.ndarray, title: str, mark_rises: bool, width: float = 1.0) -> Lines:
+    rises = np.diff(scores) > 0
+    rising = np.where(np.append(rises, False) | np.insert(rises, 0, False), scores, np.nan)
+    marked = {"farther, yet higher": rising} if mark_rises and rises.any() else {}
     return Lines(
-        np.arange(farthest + 1),
-        curves if (steps > 0).any() else {"score": scores},
-        title=f"The score rises on {int((steps > 0).sum())} of {farthest} steps away",
+        np.arange(len(scores)),
+        {"score": scores} | marked,
+        title=title,
         xlabel="distance n - m (tokens)",
         ylabel="score over its largest",
         roles=["scores", "k"],
         limits=(-1.05, 1.05),
+        width=width,
     )
 
 
@@ -343,6 +359,7 @@ def score_explorable() -> Explorable:
         invariants=lambda data: [
             ("within 1", bool((np.abs(data["scores"]) <= 1 + 1e-9).all())),
         ],
+        height=370,
     )  # fmt: skip
 
 

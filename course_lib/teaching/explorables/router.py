@@ -170,7 +170,7 @@ def chance_panel(data: dict) -> Lines:
     return Lines(
         range(1, PREFIX + 1),
         {"this router": data["taken_by_one"], "by lot": data["by_lot"]},
-        title=f"One expert takes all of 6 tokens: {seen:.1%} of texts, by lot {lot:.2%}",
+        title=f"One expert takes all 6: {seen:.1%}, by lot {lot:.2%}",
         xlabel="first m tokens of a text",
         ylabel="share of texts",
         limits=(0, 1),
@@ -228,13 +228,12 @@ def finding(data: dict, experts: int, tokens: int, batch: int) -> str:
     texts = "one text" if batch == 1 else f"{batch} texts"
     said = (
         f"{batch * tokens} tokens of {texts} give the busiest of {experts} experts {busiest:.1%} "
-        f"of the slots; {TEXTS} other texts, through the same untrained router, give theirs "
-        f"{elsewhere:.1%} (even: {1 / experts:.1%})."
+        f"of the slots; {TEXTS} other texts give theirs {elsewhere:.1%} (even: {1 / experts:.1%})."
     )
     if data["within"] is None or batch * tokens > FEW_TOKENS:
         return said
     return (
-        f"{said} So few tokens show no collapse: those of one text look alike to the router "
+        f"{said} It shows no collapse: the tokens of one text look alike to the router "
         f"(mean cosine {data['within']:.2f})."
     )
 

@@ -144,7 +144,7 @@ def parameters_panel(data: Computed) -> Bars:
     return Bars(
         [active, idle],
         list(PARTS.values()),
-        title=f"A token meets {count.active / count.total:.1%} of the parameters",
+        title=f"A token meets {count.active / count.total:.1%} of all",
         ylabel="parameters",
         names=["met by a token", "other experts"],
         roles=["experts", "stream"],
@@ -159,7 +159,7 @@ def usage_panel(data: Computed) -> Bars:
     return Bars(
         usage,
         [str(e) for e in range(len(usage))],
-        title=f"Expert {busiest} takes {usage[busiest]} of {slots} slots",
+        title=f"Expert {busiest}: {usage[busiest]} of {slots} slots",
         xlabel="expert of block 1",
         ylabel="slots",
         roles=[f"expert {e}" for e in range(len(usage))],
@@ -173,9 +173,7 @@ def weights_panel(data: Computed, heads: int, kv_heads: int) -> Heat:
     T, group = weights.shape[-1], heads // kv_heads
     return Heat(
         weights,
-        title=f"{group} query heads share one key/value head"
-        if group > 1
-        else "Each query head has its own keys",
+        title=f"{group} query heads share keys" if group > 1 else "Each head has its own keys",
         xlabel="key s",
         ylabel="query t",
         names=[f"h {h}" for h in range(heads)],
@@ -197,7 +195,7 @@ def finding(data: Computed, batch: int, tokens: int) -> str:
     count = data.count
     return (
         f"A token meets {count.active:,} of {count.total:,} parameters; {batch} x {tokens} tokens "
-        f"cost {data.flops / 1e9:.3f} GFLOP and leave {data.cache:,} bytes in the cache."
+        f"cost {data.flops / 1e9:.3f} GFLOP, {data.cache:,} bytes of cache."
     )
 
 
@@ -252,5 +250,5 @@ def shape_explorer() -> Explorable:
         code=code,
         invariants=invariants,
         runs="model",
-        height=384,
+        height=376,
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from course_lib.serving import FastDecoder, next_token_probabilities
+from course_lib.teaching.diagrams.reading import plural
 from course_lib.teaching.explorables.trained import smollm2, tokens_of, visible
 from course_lib.teaching.explore import Explorable, Slider, Step, Text
 from course_lib.teaching.panels import Bars, Heat, Note
@@ -112,7 +113,7 @@ def view(data):
     ticks, labels = data["labels"], dict(ylabel="probability", fmt="{:.2f}", limits=(0, 1.0))
     own = Bars(data["own"], ticks, title="the model's own probabilities", role="stream", **labels)
     kept = Bars(
-        data["kept"], ticks, title=f"what is drawn from: {data['n_kept']:,} tokens left",
+        data["kept"], ticks, title=f"what is drawn from: {plural(data['n_kept'], 'token')} left",
         role="scores", **labels,
     )  # fmt: skip
     return [[own, kept], [cache_picture(data)], [Note(note(data), height=0.34)]]
@@ -133,7 +134,7 @@ def cache_picture(data) -> Heat:
 def note(data) -> str:
     text = "".join(data["tokens"]).replace("\n", "⏎")
     shown = text if len(text) <= 100 else "…" + text[-99:]
-    return f"{shown}\nrun for this state: {data['ran']} tokens; cache {data['bytes']:,} bytes"
+    return f"{shown}\nrun for this state: {plural(data['ran'], 'token')}; cache {data['bytes']:,} bytes"
 
 
 def summary(data) -> str:
@@ -194,5 +195,5 @@ def generation_stepper() -> Explorable:
         remembered=1,  # so that the cache always follows the reader, token by token
         invariants=invariants,
         runs="smollm2",
-        height=405,
+        height=380,
     )

@@ -150,10 +150,10 @@ def view(data, cached: int):
     wrong_ones = int((data["errors"] > SAME).sum())
     names = {0: "all logits as they should be"}
     title = names.get(wrong_ones, f"{wrong_ones} of {TOKENS} positions are wrong")
+    title += f"; the second chunk begins at {cached}" * bool(cached)
     roles = ["cache" if t < cached else "scores" for t in range(TOKENS)]
     errors = Bars(
-        data["errors"], ticks, title=title, xlabel=f"position (second chunk: from {cached} on)",
-        ylabel="difference", roles=roles, fmt="{:.2f}",
+        data["errors"], ticks, title=title, ylabel="difference", roles=roles, fmt="{:.2f}",
         limits=(0, max(0.1, 1.15 * float(data["errors"].max()))), height=0.5,
     )  # fmt: skip
     spread = Heat(
@@ -192,11 +192,12 @@ def summary(data, **state) -> str:
 
 
 def alt(data, **state) -> str:
-    made = "; ".join(label for name, label in LABELS.items() if state[name]) or "No mistake"
+    labels = [label for name, label in LABELS.items() if state[name]] or ["No mistake"]
+    made = "; ".join(labels) if len(labels) < 3 else f"{labels[0]} and {len(labels) - 1} more"
     differ = int((data["errors"] > SAME).sum())
     return (
-        f"{made}: {differ} of {TOKENS} positions get other logits; the first tensor to "
-        f"differ: {first_difference(data['spread'])}."
+        f"{made}: {differ} of {TOKENS} positions get other logits; first to differ: "
+        f"{first_difference(data['spread'])}."
     )
 
 
@@ -253,5 +254,5 @@ def bug_switchboard() -> Explorable:
         disabled=disabled,
         invariants=invariants,
         runs="model",
-        height=440,
+        height=384,
     )

@@ -461,17 +461,19 @@ function drawBars(ctx, box, panel, look) {
   const dims = panel.values.dims, stacked = dims.length === 2;
   const [names, n] = stacked ? dims : [1, dims[0]];
   const sum = (i) => Array.from({ length: names }, (_, k) => panel.values[k * n + i]).reduce((a, b) => a + b, 0);
-  const totals = Array.from({ length: n }, (_, i) => sum(i));
+  const totals = Array.from({ length: n }, (_, i) => sum(i)); // NaN where there is no value
+  const known = totals.filter((total) => !Number.isNaN(total));
   const limits = panel.limits ?? [
-    Math.min(0, ...totals) * 1.12,
-    Math.max(...totals, panel.reference ?? 0, 1e-12) * 1.12,
+    Math.min(0, ...known) * 1.12,
+    Math.max(...known, panel.reference ?? 0, 1e-12) * 1.12,
   ];
   // a bar that ends at the upper limit carries its number above the frame
-  const fills = Math.max(...totals) > limits[1] - 0.08 * (limits[1] - limits[0]);
+  const above = (limits[1] - Math.max(...known)) / (limits[1] - limits[0]);
+  const fills = above * (box.h - look.step * (2 + !!panel.xlabel)) < 0.9 * look.size;
   const legend = barLegend(ctx, panel, look, stacked);
   const top = (legend.length ? look.step : 0) + (panel.show_values ? look.size * (fills ? 1.5 : 0.6) : 4);
   const frame = { top, right: box.w - 2 };
-  const ticks = niceTicks(...limits, box.h / 45, totals.every(Number.isInteger));
+  const ticks = niceTicks(...limits, box.h / 45, known.every(Number.isInteger));
   frame.left = (panel.ylabel ? look.step : 0) + widest(ctx, ticks.map(compact)) + 8;
   const numbered = panel.labels.every((label) => /^\d+$/.test(label));
   const planFor = (wide) => planLabels(ctx, panel.labels, !numbered, wide / n, look, box.h * 0.35);
@@ -494,8 +496,10 @@ function drawBars(ctx, box, panel, look) {
   drawLabels(ctx, panel.labels, plan, frame.left, cell, frame.bottom, look, panel.mark);
   drawAxisNames(ctx, frame, frame.bottom + plan.height + 3, panel, look);
   drawLegend(ctx, legend, frame.right, look);
-  const outline = ({ x }, pattern = [3, 2]) =>
-    outlineBox(ctx, look, frame.left + x * cell + (cell - width) / 2, y(Math.max(totals[x], 0)), width, Math.abs(y(0) - y(totals[x])), pattern);
+  const outline = ({ x }, pattern = [3, 2]) => {
+    const total = totals[x] || 0;
+    outlineBox(ctx, look, frame.left + x * cell + (cell - width) / 2, y(Math.max(total, 0)), width, Math.abs(y(0) - y(total)), pattern);
+  };
   if (panel.mark !== null) outline({ x: panel.mark }, []);
   return {
     start: { x: panel.mark ?? 0 },
@@ -524,6 +528,7 @@ function barTell(panel, x, n, names, stacked, totals) {
     ? panel.names.map((name, k) => `${name} ${exact(panel.values[k * n + x])}`).join(", ") + ", together "
     : "";
   const label = [panel.xlabel, panel.labels[x]].filter(Boolean).join(" ");
+  if (Number.isNaN(totals[x])) return `${label}:  ${panel.missing}`;
   return `${label}:  ${parts}${exact(totals[x])}${panel.ylabel ? ` ${panel.ylabel}` : ""}`;
 }
 
@@ -542,9 +547,10 @@ function drawBar(ctx, panel, i, n, names, middle, width, y, look) {
 function writeTotals(ctx, panel, totals, frame, cell, y, look) {
   if (!panel.texts || widest(ctx, panel.texts) + 2 > cell) return;
   totals.forEach((value, i) => {
-    const below = value < 0;
-    const at = { align: "center", base: below ? "top" : "bottom", colour: look.ink, halo: look.paper };
-    text(ctx, panel.texts[i], frame.left + (i + 0.5) * cell, y(value) + (below ? 3 : -3), at);
+    const below = value < 0, none = Number.isNaN(value);
+    const at = { align: "center", base: below ? "top" : "bottom", halo: look.paper };
+    const height = y(none ? 0 : value) + (below ? 3 : -3);
+    text(ctx, panel.texts[i], frame.left + (i + 0.5) * cell, height, { ...at, colour: none ? look.faint : look.ink });
   });
 }
 
@@ -604,7 +610,9 @@ function drawLines(ctx, box, panel, look) {
   ctx.rect(frame.left - 3, frame.top - 3, frame.right - frame.left + 6, frame.bottom - frame.top + 6);
   ctx.clip();
   curves.forEach(([, y], k) => {
-    stroke(ctx, colour(k), 2.2, DASHES[k % 4], xs.map((x, i) => [X(x), Y(y[i])]));
+    const dense = xs.length > frame.right - frame.left && y.every(Number.isFinite);
+    if (dense) drawBand(ctx, xs.map(X), Array.from(y, Y), colour(k));
+    else stroke(ctx, colour(k), 2.2, DASHES[k % 4], xs.map((x, i) => [X(x), Y(y[i])]));
     if (panel.dots) xs.forEach((x, i) => dot(ctx, X(x), Y(y[i]), 3, colour(k)));
   });
   ctx.restore();
@@ -628,6 +636,27 @@ function drawLines(ctx, box, panel, look) {
       `${panel.xlabel || "x"} ${exact(xs[x])}:  ` +
       curves.map(([name, y]) => `${name} ${Number.isFinite(y[x]) ? exact(y[x]) : "none"}`).join(" · "),
   };
+}
+
+// A curve of more points than pixels, without a gap: in each column of two pixels from the lowest
+// to the highest, so that what swings to and fro is a pale band, and what is smooth a line.
+function drawBand(ctx, xs, ys, colour) {
+  const columns = new Map(), last = Math.floor(xs.at(-1) / 2) - 1; // takes what is left over, too
+  xs.forEach((x, i) => {
+    const column = Math.min(last, Math.floor(x / 2));
+    const before = ys[Math.max(0, i - 1)]; // a column begins where the one before it ends
+    const [low, high] = columns.get(column) ?? [before, before];
+    columns.set(column, [Math.min(low, ys[i]), Math.max(high, ys[i])]);
+  });
+  const [lows, highs] = [0, 1].map((side) => [...columns].map(([x, ends]) => [2 * x + 1, ends[side]]));
+  ctx.beginPath();
+  [...highs, ...lows.reverse()].forEach(([x, y]) => ctx.lineTo(x, y));
+  ctx.save();
+  [ctx.globalAlpha, ctx.fillStyle] = [0.25, colour];
+  ctx.fill();
+  [ctx.globalAlpha, ctx.lineJoin] = [1, "round"];
+  for (const edge of [lows, highs]) stroke(ctx, colour, 1.6, [], edge);
+  ctx.restore();
 }
 
 function dot(ctx, x, y, radius, colour) {
