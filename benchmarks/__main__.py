@@ -62,7 +62,7 @@ def main():
     given = parser.parse_args()
     chosen = given.section or [*SECTIONS, "litgpt"]
     warnings.simplefilter("ignore")  # peers and the compiler call what torch has deprecated
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "KINETO_LOG_LEVEL": "9"}
     # what an earlier run compiled would make compiling look cheap
     kept = tempfile.TemporaryDirectory()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = kept.name
