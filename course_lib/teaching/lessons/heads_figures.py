@@ -144,9 +144,12 @@ def head_graph(H: int, K: int, tiled: bool = False, width: int = 920, height: in
 Box = tuple[str, int, int, tuple[str, ...], str]  # name, column, row, lines, role
 
 
-def cell_sketch(boxes: Sequence[Box], edges: Sequence[tuple[str, str, str]]) -> Sketch:
-    """Boxes on a grid of columns and rows, and arrows (from, to, role) between them. Module 09."""
-    column, row, w, h = 170, 60, 136, 42
+def cell_sketch(
+    boxes: Sequence[Box], edges: Sequence[tuple[str, str, str]], caption: str
+) -> Sketch:
+    """Boxes on a grid of columns and rows, arrows (from, to, role) between them, and a caption in
+    the lower left corner, which they leave free. Module 09."""
+    column, row, w, h = 162, 46, 140, 38
     places = {name: (6 + column * x, 8 + row * y) for name, x, y, _, _ in boxes}
     right, bottom = (max(p[i] for p in places.values()) for i in (0, 1))
     sketch = Sketch(round(right + w + 6), round(bottom + h + 10))
@@ -160,6 +163,7 @@ def cell_sketch(boxes: Sequence[Box], edges: Sequence[tuple[str, str, str]]) -> 
         sketch.lines.append((*ends, role, True))
     for name, _, _, lines, role in boxes:
         sketch.boxes.append((*places[name], w, h, lines, role))
+    sketch.texts.append((6, sketch.height - 14, caption, "start"))
     return sketch
 
 
