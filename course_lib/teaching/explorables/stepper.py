@@ -134,7 +134,8 @@ def cache_picture(data) -> Heat:
 def note(data) -> str:
     text = "".join(data["tokens"]).replace("\n", "⏎")
     shown = text if len(text) <= 100 else "…" + text[-99:]
-    return f"{shown}\nrun for this state: {plural(data['ran'], 'token')}; cache {data['bytes']:,} bytes"
+    ran = plural(data["ran"], "token")
+    return f"{shown}\nrun for this state: {ran}; cache {data['bytes']:,} bytes"
 
 
 def summary(data) -> str:
