@@ -82,8 +82,8 @@ class AttentionCore(nn.Module):
         return self.form == "explicit" or self.sinks is not None
 
     def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None):
-        group = q.shape[1] // k.shape[1]
         """As `forward`, with the scores made: (B, H, T, S) in memory."""
+        group = q.shape[1] // k.shape[1]
         # repeat each head in place (0 0 1 1), not tiled (0 1 0 1); this copies
         k = self.see_k(k.repeat_interleave(group, dim=1))
         v = self.see_v(v.repeat_interleave(group, dim=1))
