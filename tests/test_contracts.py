@@ -241,6 +241,28 @@ def test_a_file_opens_with_a_sentence(path):
     assert docstring and re.match(r"[A-Z`].*[.:]", docstring, re.DOTALL)
 
 
+def stray_strings(tree: ast.Module) -> list[int]:
+    """Lines of strings that stand as statements, too late to be a docstring."""
+    bodies = (node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list))
+    late = (statement for body in bodies for statement in body[1:])
+    return [
+        statement.lineno
+        for statement in late
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    ]
+
+
+@pytest.mark.parametrize("path", ALL_PYTHON, ids=name_of)
+def test_a_docstring_comes_first(path):
+    assert stray_strings(parse(path)) == []
+
+
+def test_a_late_docstring_is_seen():
+    assert stray_strings(ast.parse("def f():\n    x = 1\n    'Says what f does.'\n")) == [3]
+
+
 # --- state -----------------------------------------------------------------------------------
 
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
