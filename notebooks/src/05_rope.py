@@ -283,11 +283,27 @@ code, M10 = codes(torch.arange(200), 16), shift_matrix(10, 16)
 for p in (5, 30):
     error = (M10 @ code[p] - code[p + 10]).abs().max()
     print(f"M_10 maps {p} to {p + 10} (< 1e-12):", bool(error < 1e-12))
-now, later = code[:-10], code[10:]
+now, later, errors = code[:-10], code[10:], {}
 for name, channels in (("sine and cosine", slice(None)), ("sines alone", slice(0, None, 2))):
     best = torch.linalg.lstsq(now[:, channels], later[:, channels]).solution
-    worst = (now[:, channels] @ best - later[:, channels]).abs().max()
+    errors[name] = (now[:, channels] @ best - later[:, channels]).abs().amax(1)
+    worst = errors[name].max()
     print(f"best matrix for {name}: worst error {'< 1e-9' if worst < 1e-9 else f'{worst:.3f}'}")
+
+# %% id="shift-figure"
+fig, (left, right) = figure(11, 2.15, ncols=2, width_ratios=(1, 3))
+draw.draw_matrix(left, M10)
+draw.titled(left, "M_10: 8 rotations", xlabel="16 channels of p", ylabel="of p + 10")
+for (name, error), role in zip(errors.items(), ("scores", "k"), strict=True):
+    right.plot(error, color=ROLE[role], label=name)
+labels = dict(xlabel="position p", ylabel="error at p + 10", xlim=(0, 189), ylim=(-0.05, 1.5))
+draw.titled(right, "The best matrix that moves all positions by 10", **labels)
+show(
+    fig,
+    alt="Left: a matrix of eight blocks of two by two. Right: the error of the best matrix by "
+    "position, none for sine and cosine, large everywhere for sines alone.",
+    summary=", ".join(f"{name}: mean error {e.mean():.3f}" for name, e in errors.items()),
+)
 
 # %% [markdown] id="shift-product" slideshow={"slide_type": "skip"}
 # A second gift: the *product* of two codes depends on their distance alone,
@@ -335,6 +351,19 @@ print("R(3)^T R(5) is R(2):", torch.allclose(R(3.0).T @ R(5.0), R(2.0), atol=1e-
 q, k = torch.tensor([1.0, 0.5]), torch.tensor([0.3, -1.0])
 for n, m in ((3, 5), (10, 12), (101, 103)):
     print(f"query at {n:3}, key at {m:3}: score {(R(n) @ q) @ (R(m) @ k):.4f}")
+
+# %% id="turn-pair-figure"
+fig, axes = figure(11, 1.9, ncols=3)
+for ax, (n, m) in zip(axes, ((3, 5), (10, 12), (101, 103)), strict=True):
+    draw.draw_vectors(ax, R(n) @ q, R(m) @ k)
+    draw.titled(ax, f"query at {n}, key at {m}")
+apart = math.remainder(math.atan2(*q.flip(0)) - 2 - math.atan2(*k.flip(0)), 2 * math.pi)
+show(
+    fig,
+    alt="Three circles with a query and a key as arrows. Both turn from circle to circle, and the "
+    "angle between them stays.",
+    summary=f"angle between query and key: {abs(apart):.2f} rad in each",
+)
 
 # %% [markdown] id="turn-head-text" slideshow={"slide_type": "skip"}
 # Now a whole head. It has $d_h$ channels, so $d_h/2$ pairs, and pair $i$ gets frequency

@@ -162,11 +162,12 @@ theme.show(
 
 # %% [markdown] id="diagram-text" slideshow={"slide_type": "slide"}
 # ### The same, drawn from a forward pass
-#
+
+# %% [markdown] id="diagram-click" slideshow={"slide_type": "skip"}
 # The numbers in this diagram come from a recorded pass of a small decoder. Click a box for its
 # formula and shapes.
 
-# %% id="diagram"
+# %% id="diagram" tags=["tall"]
 torch.manual_seed(0)
 model = ModernDecoder(Config())
 run = trace(model, torch.randint(1000, (1, 6)))

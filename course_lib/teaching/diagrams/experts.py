@@ -175,7 +175,7 @@ def expert_rows(grid, reading, ffn, rows, gather, scatter) -> list[Node]:
         how = dict(role=node.role, faint=n == 0, place="above")
         grid.join(gather, node, tokens(reading, n), **how)
         grid.join(node, scatter, tokens(reading, n), **how)
-        grid.room_below(i, 10)
+        grid.room_below(i, 5)
         node.least = max(other.width() for other in nodes)
     return nodes
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyBboxPatch, Wedge
+from torch import Tensor
 
-from course_lib.teaching.theme import INK, MASKED, ROLE, STYLE
+from course_lib.teaching.theme import DIVERGING, INK, MASKED, ROLE, STYLE
 
 DARK = INK["light"]
 SMALL = STYLE["font.size"]
@@ -85,6 +86,33 @@ def face_svg(x: float, face: Face) -> str:
         f'<text x="{x}" y="14" {text}>{caption}</text>'
         f'<text x="{x}" y="{SIZE - 6}" {text}>{size:.2f} rad apart</text>'
     )
+
+
+# --- a shift as a matrix, a rotation of two vectors ------------------------------------------
+
+
+def draw_matrix(ax: Axes, matrix: Tensor):
+    """A matrix of numbers from -1 to 1, positive orange, negative blue. Module 05."""
+    ax.imshow(matrix, cmap=DIVERGING, vmin=-1, vmax=1)
+    ax.set(xticks=[], yticks=[])
+    for spine in ax.spines.values():
+        spine.set_visible(True)
+
+
+def draw_vectors(ax: Axes, query: Tensor, key: Tensor):
+    """A query and a key of one pair as arrows, and the angle between them. Module 05."""
+    angles = [math.atan2(y, x) for x, y in (query.tolist(), key.tolist())]
+    start, size = between(*angles)
+    reach = 1.1 * max(query.norm().item(), key.norm().item())
+    ax.set(xlim=(-reach, 2.6 * reach), ylim=(-reach, reach), aspect="equal")
+    ax.set_axis_off()
+    ax.text(1.15 * reach, 0, f"{size:.2f} rad apart", va="center", fontsize=SMALL, color=DARK)
+    first, last = math.degrees(start), math.degrees(start + size)
+    ax.add_patch(Wedge((0, 0), 0.7 * reach, first, last, color=ROLE["scores"], alpha=0.35, lw=0))
+    ax.add_patch(Circle((0, 0), reach / 1.1, fill=False, edgecolor="#9aa1ab", linewidth=1))
+    for role, tip in (("q", query.tolist()), ("k", key.tolist())):
+        style = dict(arrowstyle="-|>", color=ROLE[role], linewidth=2.6, shrinkA=0, shrinkB=0)
+        ax.annotate("", tip, (0, 0), arrowprops=style)
 
 
 # --- boxes and arrows -----------------------------------------------------------------------
