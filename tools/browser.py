@@ -19,10 +19,12 @@ from pathlib import Path
 
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --force-color-profile=srgb"
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --force-color-profile=srgb "
+    "--proxy-server=127.0.0.1:9"  # the port that discards: all but this machine is out of reach
 ).split()
 LOCAL = ("http://127.0.0.1", "ws://127.0.0.1", "file:", "data:", "blob:", "about:")
 QUIET = {"fetchNews": "false", "checkForUpdates": False}
+POLL = 200  # milliseconds between looks: at every frame, the looking would cost a core
 READY = """() => { const w = window.jupyterapp?.shell.currentWidget;
   return !!(w?.context?.isReady); }"""
 IDLE = """() => { const s = window.jupyterapp?.shell.currentWidget?.sessionContext;
@@ -107,16 +109,14 @@ class Watched:
     outside: list[str] = field(default_factory=list)  # requests that would have left this machine
     errors: list[str] = field(default_factory=list)  # console errors and uncaught exceptions
 
-    def gate(self, route):
-        """Let only this machine answer: what asks for more is recorded and refused."""
-        url = route.request.url
-        if url.startswith(LOCAL):
-            route.continue_()
-        else:
+    def asked(self, url: str):
+        """Record what is asked of another machine; the proxy of FLAGS refuses it."""
+        if not url.startswith(LOCAL):
             self.outside.append(url)
-            route.abort()
 
     def listen(self):
+        self.page.on("request", lambda request: self.asked(request.url))
+        self.page.on("websocket", lambda socket: self.asked(socket.url))
         self.page.on("console", lambda m: m.type == "error" and self.errors.append(m.text))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
 
@@ -131,7 +131,6 @@ def browser_page(width: int = 1280, height: int = 720, scale: float = 1) -> Iter
         size = {"width": width, "height": height}
         context = browser.new_context(viewport=size, device_scale_factor=scale)
         watched = Watched(context.new_page())
-        context.route("**/*", watched.gate)
         watched.listen()
         try:
             yield watched
@@ -143,9 +142,9 @@ def open_notebook(page, address: str, path: str, query: str = ""):
     """Open root/path in a fresh workspace and wait until its kernel is idle."""
     workspace = f"auto-{time.time_ns()}"
     page.goto(f"{address}/lab/workspaces/{workspace}/tree/{path}?token=t&reset{query}")
-    page.wait_for_function(READY, timeout=90_000)
+    page.wait_for_function(READY, timeout=90_000, polling=POLL)
     page.wait_for_selector(".jp-NotebookPanel .jp-Notebook", timeout=60_000)
-    page.wait_for_function(IDLE, timeout=90_000)
+    page.wait_for_function(IDLE, timeout=90_000, polling=POLL)
 
 
 def command(page, name: str, **arguments):
@@ -159,7 +158,7 @@ def command(page, name: str, **arguments):
 def run_all(page, timeout: float = 240_000):
     """Run every cell and wait for the kernel to be idle."""
     command(page, "notebook:run-all-cells")
-    page.wait_for_function(IDLE, timeout=timeout)
+    page.wait_for_function(IDLE, timeout=timeout, polling=POLL)
 
 
 def main(notebook: str, picture: str) -> int:

@@ -1,12 +1,12 @@
 """A real browser, and the course in JupyterLab; skipped with a reason where there is none."""
 
 import os
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tools.browser import find_chromium
+from tools.browser import find_chromium, lab_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT / "build" / "screenshots"
@@ -29,9 +29,8 @@ def shots() -> Path:
 
 
 @pytest.fixture(scope="session")
-def course(tmp_path_factory) -> Path:
-    """A copy of the notebooks to open: a browser saves, and the repository must not change."""
-    folder = tmp_path_factory.mktemp("course")
-    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
-        shutil.copy(notebook, folder)
-    return folder
+def lab(tmp_path_factory) -> Iterator[tuple[str, Path]]:
+    """One JupyterLab for the tests of a worker: its address, and the folder that it serves."""
+    folder = tmp_path_factory.mktemp("lab")
+    with lab_server(folder) as address:
+        yield address, folder

@@ -108,7 +108,7 @@ def test_cells_have_the_colour_and_the_readout_of_their_value(shown, light):
     panel = Heat(values, xlabel="key", ylabel="query", hidden=hidden, limits=(0, 1), width=0.4)
     page = shown([panel, Note("")], dark=light == "dark")
     image, seen = pixels(page), {}
-    for x, y, words in visit(page, 0, 14):
+    for x, y, words in visit(page, 0, 28):
         row, column, value = re.fullmatch(r"query (\d) · key (\d): (.*)", words).groups()
         seen.setdefault((int(row), int(column), value), []).append(image[y, x, :3])
     assert {(r, c) for r, c, _ in seen} == set(np.ndindex(2, 3))

@@ -5,7 +5,7 @@ import pytest
 from nbconvert import HTMLExporter
 
 from course_lib.teaching.diagrams.export import LiveDiagrams
-from tools.browser import browser_page, command, lab_server, open_notebook, run_all
+from tools.browser import browser_page, command, open_notebook, run_all
 from tools.execute import execute
 
 SETUP = """import torch; torch.set_num_threads(1)
@@ -87,9 +87,10 @@ def full_screen(page, diagram):
     page.wait_for_function("() => !document.fullscreenElement")
 
 
-def test_diagrams_are_live_in_jupyterlab(tmp_path, shots):
-    nbformat.write(notebook(), tmp_path / "diagrams.ipynb")
-    with lab_server(tmp_path) as address, browser_page(1400, 900) as watched:
+def test_diagrams_are_live_in_jupyterlab(lab, shots):
+    address, folder = lab
+    nbformat.write(notebook(), folder / "diagrams.ipynb")
+    with browser_page(1400, 900) as watched:
         page = watched.page
         open_notebook(page, address, "diagrams.ipynb")
         run_all(page)

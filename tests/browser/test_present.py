@@ -4,7 +4,7 @@ import nbformat
 import pytest
 
 from tools import present
-from tools.browser import browser_page, lab_server
+from tools.browser import POLL, browser_page, lab_server
 
 PRESENTED = "() => document.body.dataset.coursePresent === 'ready'"
 
@@ -36,7 +36,7 @@ def test_presentation_hides_code_and_keeps_widgets_live(tmp_path, shots):
     with lab_server(tmp_path, extension) as address, browser_page() as watched:
         page = watched.page
         page.goto(f"{address}/lab/tree/talk.ipynb?token=t&reset")
-        page.wait_for_function(PRESENTED, timeout=90_000)
+        page.wait_for_function(PRESENTED, timeout=90_000, polling=POLL)
         handle = page.locator(".widget-slider .noUi-handle")
         handle.focus()
         page.keyboard.press("ArrowRight")

@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import course_lib
@@ -105,6 +106,7 @@ def router_line(kind: str) -> str:
     return next(rest for first, rest in lines if first == kind)
 
 
+@cache
 def line_of(owner: object, text: str) -> str:
     """file:line of the first line with `text` in the source of a class or function."""
     lines, start = inspect.getsourcelines(owner)
