@@ -119,12 +119,15 @@ def tensors_of(case: Case) -> dict[str, Tensor]:
 def fault_of(error: Exception, attempt: Callable) -> Fault:
     """The exception in one line, with the last frame that lies in the attempt's own file."""
     files = {function.__code__.co_filename for function in own_functions(attempt)}
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
+    steps = traceback.walk_tb(error.__traceback__)  # extract_tb would read the source of each
+    places = [(frame.f_code.co_filename, line) for frame, line in steps]
+    own = [place for place in places if place[0] in files]
     text = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    if not frames or isinstance(error, Mismatch):
+    if not own or isinstance(error, Mismatch):
         return Fault(type(error).__name__, text)
-    line = frames[-1].lineno
-    code = linecache.getline(frames[-1].filename, line).strip()
+    filename, line = own[-1]
+    linecache.checkcache(filename)
+    code = linecache.getline(filename, line).strip()
     return Fault(type(error).__name__, text, line, code)
 
 
