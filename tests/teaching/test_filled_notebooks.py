@@ -55,6 +55,12 @@ def unanswered(executed) -> list[str]:
     return told
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_an_exercise_left_open_is_named(path):
+    stored = nbformat.read(NOTEBOOKS / f"{path.stem}.ipynb", as_version=4)
+    assert len(unanswered(stored)) == len(exercise_cells(stored))
+
+
 @pytest.mark.skipif(
     find_chromium() is not None, reason="tests/browser/test_course.py runs it, in JupyterLab"
 )
