@@ -41,7 +41,8 @@ largest value where that exceeds 1).
 
 "at most" is the ratio that would remain if a form spent its time only inside matrix products and
 attention kernels, which it calls and does not write: ratio / (their share of its time). A goal
-above that is out of reach of any code around them on this machine.
+above that is out of reach of any code around them on this machine. Reading a weight ahead counts
+as time outside, so that forms which do it look as if they had more to gain.
 
 plain: the modules of `course_lib/model` as they are read. fast: `course_lib/serving/fast.py`, the
 default of `generate`. compiled: `compile_decode` and `compile_forward`. grouped:
