@@ -5,10 +5,12 @@ once. `torch.compile` writes C++ for all of it, so that nothing is dispatched in
 things must be said differently for it:
 
 1. Shapes never change: attention runs over the whole capacity, masked behind the newest token.
-2. Experts are chosen by indexing a stack (E, out, in), not by a number in Python. The stack is
-   the one copy of weights here, and it is made again whenever a generation starts.
+2. Experts are chosen by indexing a stack (E, out, in), not by a number in Python.
 3. At batch 1 a product is a multiplication and a sum, which melts into the loops around it; for
-   more rows it stays a call of the matrix library.
+   more rows it is a call of the matrix library, which gets its weight as it reads it fastest:
+   as a right factor (in, out).
+
+Stacks and right factors are copies, made again whenever a generation starts.
 
 A prompt is computed by the eager form, or by a program of its own where its length was given.
 Compiling takes seconds to a minute, once for each batch and capacity: `compile_seconds` tells.
@@ -48,7 +50,7 @@ class Layer(NamedTuple):
     norms: tuple  # of the block's two inputs; each (gain, least) as in FastNorm
     gains: tuple  # of the query and key heads, or None twice
     least: Tensor | None
-    projections: tuple  # W_q, W_k, W_v, W_o
+    projections: tuple  # W_q, W_k, W_v, W_o, for `product` as the other weights
     keys: Tensor  # (B, K, h, S), the cache of FastBlock
     values: Tensor  # (B, K, S, h)
     d_head: int
@@ -136,7 +138,7 @@ def _(x, *others):
 
 def decode_step(token: Tensor, position: Tensor, embed, head, norm_f, cos, sin, layers) -> Tensor:
     """Logits (B, V) behind one token a row, (B,), all at position (1,): what is compiled."""
-    product = multiply_and_sum if token.shape[0] == 1 else F.linear
+    product = multiply_and_sum if token.shape[0] == 1 else torch.matmul
     unseen = torch.arange(len(cos)) > position
     place = position, cos.index_select(0, position), sin.index_select(0, position), unseen
     x = F.embedding(token, embed)
@@ -151,10 +153,11 @@ def prompt_step(ids: Tensor, embed, head, norm_f, cos, sin, layers):
 
     In the last layer only the last token goes on, as in the eager form."""
     B, T = ids.shape
+    product = F.linear if B == 1 else torch.matmul
     cos, sin = cos[:T], sin[:T]  # (T, 1, h)
     x, left = F.embedding(ids, embed), []
     for layer in layers:
-        q, k, v = project(rms_norm(x, layer.norms[0]), layer, cos, sin, F.linear)
+        q, k, v = project(rms_norm(x, layer.norms[0]), layer, cos, sin, product)
         left.append((k, v))
         if layer is layers[-1]:
             q, x = q[:, -1:], x[:, -1:]
@@ -162,31 +165,39 @@ def prompt_step(ids: Tensor, embed, head, norm_f, cos, sin, layers):
         heads = F.scaled_dot_product_attention(
             q, k, v, is_causal=q.shape[2] == T, scale=layer.scale, enable_gqa=True
         )
-        x = x + F.linear(heads.transpose(1, 2).flatten(2), layer.projections[3])
-        x = feed_forward(x.flatten(0, 1), layer, F.linear, visit_opaque).view_as(x)
-    return F.linear(rms_norm(x[:, -1], norm_f), head), left
+        x = x + product(heads.transpose(1, 2).flatten(2), layer.projections[3])
+        x = feed_forward(x.flatten(0, 1), layer, product, visit_opaque).view_as(x)
+    return product(rms_norm(x[:, -1], norm_f), head), left
+
+
+def as_factor(W: Tensor, batch: int) -> Tensor:
+    """A weight (out, in) as `product` wants it for so many rows: (in, out), but for one row."""
+    return W if batch == 1 else W.t().contiguous()
 
 
 def as_layer(block, fast: FastBlock) -> Layer:
+    def factors(*weights):
+        return tuple(as_factor(W, fast.B) for W in weights)
+
     attn, ffn, routing, shared = block.attn, block.ffn, None, ()
     gains, least = (None, None), None
     if isinstance(fast.qk_norm, FastNorm):
         gains, least = fast.qk_norm.gain.split((attn.H, attn.H_kv)), fast.qk_norm.least
     if block.is_moe:
-        routing = (ffn.gate.weight, ffn.top_k, ffn.router, ffn.selection_bias)
-        shared = tuple(matrices_of(expert) for expert in ffn.shared)
+        routing = (*factors(ffn.gate.weight), ffn.top_k, ffn.router, ffn.selection_bias)
+        shared = tuple(factors(*matrices_of(expert)) for expert in ffn.shared)
         triples = [matrices_of(expert) for expert in ffn.experts]
         experts = tuple(torch.stack(same) for same in zip(*triples, strict=True))
     return Layer(
         norms=tuple((n.gain, n.least) for n in (fast.norm1, fast.norm2)),
         gains=gains,
         least=least,
-        projections=tuple(W.weight for W in (attn.W_q, attn.W_k, attn.W_v, attn.W_o)),
+        projections=factors(*(W.weight for W in (attn.W_q, attn.W_k, attn.W_v, attn.W_o))),
         keys=fast.keys.zero_(),  # what is masked is still multiplied, by 0
         values=fast.values.zero_(),
         d_head=attn.d_head,
         scale=attn.core.scale,
-        ffn=experts if block.is_moe else matrices_of(ffn),
+        ffn=experts if block.is_moe else factors(*matrices_of(ffn)),
         shared=shared,
         routing=routing,
     )
@@ -239,7 +250,8 @@ class CompiledDecoder:
         fast = FastDecoder(model, self.batch, -(-self.capacity // 16) * 16)
         layers = [as_layer(block, f) for block, f in zip(model.blocks, fast.layers, strict=True)]
         norm_f = fast.norm_f.gain, fast.norm_f.least
-        weights = fast.embed, fast.head, norm_f, fast.cos, fast.sin, layers
+        head = as_factor(fast.head, batch)
+        weights = fast.embed, head, norm_f, fast.cos, fast.sin, layers
 
         @torch.inference_mode()
         def step(ids: Tensor) -> Tensor:

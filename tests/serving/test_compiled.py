@@ -73,6 +73,17 @@ def test_generates_by_it_and_follows_the_weights(model, compiled):
 
 
 @needs_compiler
+def test_several_rows_are_compiled_in_another_form_and_equal_too(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = compile_decode(model, batch=2, capacity=12, prompt=5)
+    how = dict(max_new_tokens=7, temperature=0.0)
+    prompt = torch.randint(0, 31, (2, 5))
+    expected = generate(model, prompt, engine="readable", **how)
+    assert torch.equal(generate(model, prompt, engine=engine, **how), expected)
+
+
+@needs_compiler
 def test_says_how_long_it_took_and_refuses_what_it_was_not_made_for(model, compiled):
     assert compiled.compile_seconds > 0
     with pytest.raises(ValueError, match="batch=2"):
