@@ -44,6 +44,8 @@ attention kernels, which it calls and does not write: ratio / (their share of it
 above that is out of reach of any code around them on this machine. Reading a weight ahead counts
 as time outside, so that forms which do it look as if they had more to gain.
 
+Only steps and prompts are timed: what a compiled form copies when a generation starts is not.
+
 plain: the modules of `course_lib/model` as they are read. fast: `course_lib/serving/fast.py`, the
 default of `generate`. compiled: `compile_decode` and `compile_forward`. grouped:
 `Router(form="grouped")`.
