@@ -246,8 +246,7 @@ class CompiledDecoder:
             f"batch={batch} of {capacity} tokens.",
             "Compile for the batch, and for prompt and new tokens together.",
         )
-        # whole vectors of tokens
-        fast = FastDecoder(model, self.batch, -(-self.capacity // 16) * 16)
+        fast = FastDecoder(model, self.batch, self.capacity)
         layers = [as_layer(block, f) for block, f in zip(model.blocks, fast.layers, strict=True)]
         norm_f = fast.norm_f.gain, fast.norm_f.least
         head = as_factor(fast.head, batch)

@@ -6,17 +6,16 @@ States come from its own declaration: all pairs of extremes of its controls, the
 import ctypes
 import gc
 import itertools
-import json
 import random
 import re
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
 from matplotlib.figure import Figure
 
+from benchmarks.course import milliseconds
 from course_lib.teaching.explore import Explorable, Step, Text
 from course_lib.teaching.wire import same
 
@@ -224,14 +223,6 @@ def picks(explorable: Explorable) -> list[dict]:
         for tile, y, x in ((0, 0, 0), tuple(size - 1 for size in shape)):
             messages.append({"event": "pick", "panel": index, "tile": tile, "y": y, "x": x})
     return messages
-
-
-def milliseconds(explorable: Explorable, state: dict) -> float:
-    """CPU time from the change of state to a message ready to be sent."""
-    begin = time.process_time()
-    explorable.set(**state)
-    json.dumps(explorable.canvas.picture.get("rows"))
-    return 1000 * (time.process_time() - begin)
 
 
 def percentile(values: list[float], share: float) -> float:

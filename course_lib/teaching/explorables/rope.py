@@ -526,7 +526,7 @@ def precision_explorable() -> Explorable:
         title="When do positions run together?",
         alt=lambda data, dtype, start: (
             f"From position {start}, {dtype} stores {data['distinct']} of {WINDOW} positions "
-            "apart: steps instead of a line."
+            f"apart: {'steps instead of a line' if data['distinct'] < WINDOW else 'a line'}."
         ),
         code=lambda dtype, start: (
             f"torch.arange({start}, {start + WINDOW}).to(torch.{dtype}).unique().numel()"
